@@ -1,0 +1,96 @@
+"""What every child process of the supervisor does first and last.
+
+Reads its launch spec from standard input, dies when that pipe closes (the supervisor is gone, by
+whatever way), and reports progress, readiness and start-up failures to the supervisor.
+"""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import structlog
+import zmq
+
+from cearx.core.config import LaunchSpec
+from cearx.core.link import Channel, DealerLink, configure
+from cearx.core.messages import ChildToSupervisor, ProcessFailed, ProcessReady, Progress
+
+SPEC = TypeVar("SPEC", bound=LaunchSpec)
+PR_SET_PDEATHSIG = 1
+
+
+class StartupError(Exception):
+    """A start-up failure whose message is the one clear line that the person needs."""
+
+
+def read_launch(spec_type: type[SPEC]) -> SPEC:
+    """Reads the spec and ties this process's life to the supervisor's."""
+    line = sys.stdin.buffer.readline()
+    spec = msgspec.json.decode(line, type=spec_type)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_exit_with_supervisor, name="death-pipe", daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor turns it into an orderly end
+    configure_logging(spec.log_level)
+    return spec
+
+
+def _exit_with_supervisor() -> None:
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os._exit(1)
+
+
+def configure_logging(level: str) -> None:
+    """structlog to stderr, one line an event; never prompt text."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%H:%M:%S"),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            getattr(logging, level.upper(), logging.INFO)
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+class SupervisorLink:
+    """Reports of one child; its messages are few and small, so they never wait."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: LaunchSpec, process: str):
+        socket = context.socket(zmq.PUSH)
+        configure(socket)
+        # Reports precede the connection's end by design, so they may queue before it is up.
+        socket.setsockopt(zmq.IMMEDIATE, 0)
+        socket.connect(endpoint(spec.runtime_dir, "supervisor"))
+        self.process = process
+        self._link: DealerLink[ChildToSupervisor, object] = DealerLink(
+            socket, Channel(spec.boot_id, 0, object)
+        )
+
+    def progress(self, stage: str, completed: int = 0, total: int = 0) -> None:
+        self._link.send(
+            Progress(process=self.process, stage=stage, completed=completed, total=total)
+        )
+
+    def ready(self, detail: str = "") -> None:
+        self._link.send(ProcessReady(process=self.process, detail=detail))
+
+    def failed(self, reason: str) -> None:
+        self._link.send(ProcessFailed(process=self.process, reason=reason))
+
+
+def endpoint(runtime_dir: Path, name: str) -> str:
+    """The ipc address of a socket: 'supervisor', 'frontends' (ROUTER) or 'worker' (DEALER)."""
+    return f"ipc://{runtime_dir}/{name}.sock"

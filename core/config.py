@@ -1,0 +1,180 @@
+"""Every flag of `cearx serve`, as one small frozen struct a process.
+
+They stand here, and not beside each process, because the supervisor parses them and hands each
+child its own, and the core imports no other folder. Each field is a flag (`cli.py` makes it from
+name, type, default and the docstring below it); a value out of range raises ValueError with the
+value and the limit. "auto" values are None and are resolved once by their owner.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+DEFAULT_MODEL = "smollm2"
+"""The name that stands for SmolLM2-135M-Instruct from its PyPI package (`model_source.py`)."""
+
+
+def _at_least(name: str, value: float | None, limit: float) -> None:
+    if value is not None and not value >= limit:
+        raise ValueError(f"{name} must be at least {limit}, got {value}")
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the pure scheduler knows; written into the trace log's header."""
+
+    block_size: int
+    """Tokens in a KV block."""
+    num_blocks: int
+    """Blocks in the pool."""
+    max_model_len: int
+    """Tokens of prompt and output together that one request may have."""
+    max_num_seqs: int
+    """Requests that run at once."""
+    max_num_batched_tokens: int
+    """Tokens computed in one step, decodes and prefill chunks together."""
+    enable_prefix_caching: bool
+    """Whether full blocks are kept for requests that begin with the same tokens."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "block_size",
+            "num_blocks",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+        ):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("max_model_len", self.max_model_len, 2)
+
+
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    max_num_seqs: int = 64
+    """Requests that run at once."""
+    max_num_batched_tokens: int = 2048
+    """Token budget of a step: decodes and prefill chunks together."""
+    enable_prefix_caching: bool = True
+    """Reuse the KV blocks of prompts that begin with the same tokens."""
+    trace: str = "auto"
+    """Folder of the trace log, 'off' for none, 'auto' for ~/.cache/cearx/traces."""
+
+    def __post_init__(self) -> None:
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    """Where the weights come from; 'dummy' draws random ones from the seed."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights, activations and KV; 'auto' is float32 on the CPU."""
+    max_model_len: int | None = None
+    """Tokens of prompt and output together that one request may have (default: the model's)."""
+    block_size: int = 16
+    """Tokens in a KV block."""
+    kv_cache_memory: int | None = None
+    """Bytes for the KV pool (default: a share of the free memory)."""
+    kv_cache_memory_fraction: float = 0.3
+    """Share of the free memory that the KV pool takes when kv_cache_memory is not given."""
+    seed: int = 0
+    """Seed of dummy weights."""
+    num_threads: int | None = None
+    """Threads of the worker on the CPU (default: the physical cores)."""
+
+    def __post_init__(self) -> None:
+        _at_least("max_model_len", self.max_model_len, 2)
+        _at_least("block_size", self.block_size, 1)
+        _at_least("kv_cache_memory", self.kv_cache_memory, 1)
+        _at_least("num_threads", self.num_threads, 1)
+        if not 0 < self.kv_cache_memory_fraction <= 1:
+            raise ValueError(
+                f"kv_cache_memory_fraction must be in (0, 1], got {self.kv_cache_memory_fraction}"
+            )
+
+
+class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
+    served_model_name: str | None = None
+    """Name of the model in the API (default: the MODEL argument)."""
+    chat_template: Path | None = None
+    """File with a Jinja chat template that replaces the model's."""
+    enable_prompt_tokens_details: bool = False
+    """Report usage.prompt_tokens_details.cached_tokens."""
+    strict_params: bool = False
+    """Refuse request fields that nobody knows instead of ignoring them with a warning."""
+    stream_interval: int = 1
+    """Upper bound of tokens gathered into one streaming event; the first goes out at once."""
+    max_logprobs: int = 20
+    """Most log-probabilities a token that a request may ask for."""
+    max_body_bytes: int = 4 * 1024 * 1024
+    """Largest request body; more is answered with 413."""
+
+    def __post_init__(self) -> None:
+        _at_least("stream_interval", self.stream_interval, 1)
+        _at_least("max_logprobs", self.max_logprobs, 0)
+        _at_least("max_body_bytes", self.max_body_bytes, 1024)
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor itself needs."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0 takes a free one and prints it."""
+    frontends: int = 1
+    """HTTP processes that share the port."""
+    startup_timeout: int = 600
+    """Seconds until every process must be ready."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be in 0..65535, got {self.port}")
+        if not 1 <= self.frontends <= 64:
+            raise ValueError(f"frontends must be in 1..64, got {self.frontends}")
+        _at_least("startup_timeout", self.startup_timeout, 1)
+
+
+class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """A model on this machine's disk, as `model_source.resolve` found it."""
+
+    path: Path
+    """A Hugging Face folder, or one .gguf file."""
+    name: str
+    """What the person called it."""
+
+
+class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="process"):
+    """What a child process reads from the first line of its standard input, as JSON."""
+
+    boot_id: int
+    """64 random bits that name this run of the server."""
+    runtime_dir: Path
+    """0700 folder with the sockets."""
+    log_level: str
+
+
+class CoreLaunch(LaunchSpec, frozen=True, kw_only=True, tag="core"):
+    config: CoreConfig
+    frontends: int
+    hash_secret: bytes
+    """Key of the block hashes (`block_hash.py`), never logged."""
+
+
+class WorkerLaunch(LaunchSpec, frozen=True, kw_only=True, tag="worker"):
+    config: WorkerConfig
+    model: ModelFiles
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class FrontendLaunch(LaunchSpec, frozen=True, kw_only=True, tag="frontend"):
+    config: FrontendConfig
+    model: ModelFiles
+    frontend_index: int
+    hash_secret: bytes
+    listen_fd: int
+    """The listening TCP socket, inherited from the supervisor."""
+
+
+Launch = CoreLaunch | WorkerLaunch | FrontendLaunch

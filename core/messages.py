@@ -1,0 +1,222 @@
+"""Every message between processes: one tagged union a direction, in msgpack.
+
+Bodies only: boot id, epoch and sequence number travel in the frame's header (`link.py`). One
+message a step, not a request. No tensors, no pickle. Token ids travel packed as little-endian int32
+(`pack_tokens`), because nobody between the ends looks at them.
+"""
+
+import sys
+from array import array
+
+import msgspec
+
+from cearx.core.events import CancelReason, FinishReason, RefusalReason, StepPlan
+from cearx.core.identifiers import BlockHash, RequestId, RequestKey, StepId
+
+
+def pack_tokens(token_ids: list[int] | tuple[int, ...]) -> bytes:
+    """Token ids as little-endian int32; raises OverflowError outside int32."""
+    packed = array("i", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_tokens(packed: bytes) -> "array[int]":
+    """The inverse of `pack_tokens`; raises ValueError unless the length is a multiple of 4."""
+    token_ids = array("i")
+    token_ids.frombytes(packed)
+    if sys.byteorder == "big":
+        token_ids.byteswap()
+    return token_ids
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
+    pass
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """How the worker picks tokens; validated in the frontend, meanings as in vLLM."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """In (0, 1]."""
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    min_p: float = 0.0
+    """In [0, 1]: relative to the most likely token."""
+    seed: int = 0
+    """64 bits; the n-th token of a request depends on (seed, n) only, never on the batch."""
+    min_tokens: int = 0
+    """Before that many tokens neither an end-of-sequence nor a stop token can be sampled."""
+    eos_token_ids: tuple[int, ...] = ()
+    """End-of-sequence ids; empty with ignore_eos."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further ids that end the request and are reported as its stop_reason."""
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias) pairs, added to the logits before everything else."""
+    num_logprobs: int | None = None
+    """None: no log-probabilities; k: those of the sampled token and of the k most likely ones."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Natural-log probabilities under the raw model distribution (before any processing)."""
+
+    logprob: float
+    """Of the sampled token; -inf is sent as -9999.0."""
+    rank: int
+    """1 for the most likely token."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, logprob), most likely first, num_logprobs of them."""
+
+
+# --- frontend -> core -----------------------------------------------------------------------
+
+
+class FrontendHello(_Message, frozen=True, tag="hello"):
+    """First message of a frontend; answered by `EngineReady` when the worker is ready."""
+
+    frontend_index: int
+
+
+class Submit(_Message, frozen=True, tag="submit"):
+    request_key: RequestKey
+    token_ids: bytes
+    """The prompt, `pack_tokens`."""
+    block_hashes: tuple[BlockHash, ...]
+    """`block_hash.prompt_hashes` over the prompt's full blocks; empty when caching is off."""
+    cache_root: BlockHash
+    """`block_hash.root_hash` of the request's salt: the parent of the first block."""
+    max_tokens: int
+    sampling: SamplingParams
+
+
+class Cancel(_Message, frozen=True, tag="cancel"):
+    """Takes a request back in any state; an unknown or finished key is ignored."""
+
+    request_key: RequestKey
+    reason: CancelReason
+
+
+FrontendToCore = FrontendHello | Submit | Cancel
+
+# --- core -> frontend -----------------------------------------------------------------------
+
+
+class EngineReady(_Message, frozen=True, tag="ready"):
+    max_model_len: int
+    """Tokens of prompt and output together that one request may have."""
+    block_size: int
+    num_blocks: int
+    vocab_size: int
+    """Rows of the output layer: valid token ids are 0 <= id < vocab_size."""
+    enable_prefix_caching: bool
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What one step brought to one request; after `finish_reason` nothing more comes."""
+
+    request_key: RequestKey
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    """One per token when asked for."""
+    finish_reason: FinishReason | None
+    stop_token_id: int | None
+    """The member of stop_token_ids that ended it, else None."""
+    num_cached_tokens: int | None
+    """Set in the request's first output: prompt tokens taken from the prefix cache."""
+
+
+class StepOutputs(_Message, frozen=True, tag="outputs"):
+    outputs: tuple[Output, ...]
+
+
+class Refused(_Message, frozen=True, tag="refused"):
+    request_key: RequestKey
+    reason: RefusalReason
+    num_tokens: int
+    limit_tokens: int
+
+
+CoreToFrontend = EngineReady | StepOutputs | Refused
+
+# --- core -> worker -------------------------------------------------------------------------
+
+
+class NewRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Sent once, with the first step that names the request; the worker keeps its tokens."""
+
+    request_id: RequestId
+    token_ids: bytes
+    sampling: SamplingParams
+
+
+class ExecuteStep(_Message, frozen=True, tag="step"):
+    plan: StepPlan
+    new_requests: tuple[NewRequest, ...]
+    ended: tuple[RequestId, ...]
+    """Forget these; applied before the plan."""
+
+
+CoreToWorker = ExecuteStep
+
+# --- worker -> core -------------------------------------------------------------------------
+
+
+class WorkerReady(_Message, frozen=True, tag="worker_ready"):
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+
+
+class RowOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    request_id: RequestId
+    token_id: int | None
+    """None when this request failed alone (for example non-finite logits)."""
+    logprobs: TokenLogprobs | None
+    error: str | None
+    """Set with token_id None: what failed, without user data."""
+
+
+class StepResult(_Message, frozen=True, tag="result"):
+    step_id: StepId
+    rows: tuple[RowOutput, ...]
+    """One for each row of the plan that samples: decodes first, then sampling chunks."""
+    execute_us: int
+    """Wall time of the step in the worker."""
+
+
+WorkerToCore = WorkerReady | StepResult
+
+# --- child -> supervisor --------------------------------------------------------------------
+
+
+class Progress(_Message, frozen=True, tag="progress"):
+    process: str
+    """'core', 'worker', 'frontend-0', ..."""
+    stage: str
+    """What is going on, for a person: 'loading weights', 'warming up'."""
+    completed: int
+    total: int
+    """0 when unknown."""
+
+
+class ProcessReady(_Message, frozen=True, tag="process_ready"):
+    process: str
+    detail: str
+    """Printed by the supervisor, may be several lines (the worker's memory table)."""
+
+
+class ProcessFailed(_Message, frozen=True, tag="process_failed"):
+    """A start-up failure with a known cause: one clear line for the person who started it."""
+
+    process: str
+    reason: str
+
+
+ChildToSupervisor = Progress | ProcessReady | ProcessFailed

@@ -1,0 +1,1 @@
+"""Model definitions, one file a family, built from the shared layers and found by architecture."""
