@@ -20,6 +20,15 @@ def _at_least(name: str, value: float | None, limit: float) -> None:
         raise ValueError(f"{name} must be at least {limit}, got {value}")
 
 
+def _check_budget(max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    """Every running request must be able to decode in every step."""
+    if max_num_batched_tokens < max_num_seqs:
+        raise ValueError(
+            f"max_num_batched_tokens must be at least max_num_seqs ({max_num_seqs}),"
+            f" got {max_num_batched_tokens}"
+        )
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that the pure scheduler knows; written into the trace log's header."""
 
@@ -45,6 +54,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         ):
             _at_least(name, getattr(self, name), 1)
         _at_least("max_model_len", self.max_model_len, 2)
+        _check_budget(self.max_num_batched_tokens, self.max_num_seqs)
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +69,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least("max_num_seqs", self.max_num_seqs, 1)
-        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _check_budget(self.max_num_batched_tokens, self.max_num_seqs)
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,125 @@
+"""The pool of KV blocks: who holds which, which contents are cached, which go next.
+
+Pure bookkeeping over integers, driven by the scheduler only. A block is in exactly one of three
+places: held (reference count > 0), cached (nobody holds it, its content can be found by hash) or
+blank. The cached ones are kept in order of release and reused from the oldest.
+
+      blank ──take──▶ held ──release──▶ cached (published) ──take──▶ held, hash forgotten
+        ▲               └───release──▶ blank  (not published)
+        └ evicted content is overwritten by its new holder
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from cearx.core.identifiers import BlockHash, BlockId
+
+
+class BlockPoolState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Everything that decides future answers, in a canonical order."""
+
+    ref_counts: tuple[int, ...]
+    hashes: tuple[BlockHash | None, ...]
+    blank: tuple[BlockId, ...]
+    """In reverse order of use: the last one is taken next."""
+    cached: tuple[BlockId, ...]
+    """Oldest first."""
+
+
+class BlockPool:
+    """`num_blocks` interchangeable blocks with reference counts and a prefix index."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[BlockHash | None] = [None] * num_blocks
+        self._by_hash: dict[BlockHash, BlockId] = {}
+        self._blank = [BlockId(block) for block in range(num_blocks - 1, -1, -1)]
+        self._cached: OrderedDict[BlockId, None] = OrderedDict()
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `take` could give now: blank and cached ones."""
+        return len(self._blank) + len(self._cached)
+
+    def find(self, hashes: Sequence[BlockHash], limit: int) -> list[BlockId]:
+        """The blocks of the longest known chain that starts `hashes`, at most `limit` of them."""
+        found: list[BlockId] = []
+        for block_hash in hashes[:limit]:
+            block = self._by_hash.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def num_cached(self, block_ids: Iterable[BlockId]) -> int:
+        """How many of these are held by nobody, so that sharing them uses up free blocks."""
+        return sum(self._ref_counts[block] == 0 for block in block_ids)
+
+    def share(self, block_ids: Iterable[BlockId]) -> None:
+        """One more holder for blocks that `find` returned."""
+        for block in block_ids:
+            if self._ref_counts[block] == 0:
+                del self._cached[block]
+            self._ref_counts[block] += 1
+
+    def take(self, num_blocks: int) -> list[BlockId]:
+        """Blocks for new content: blank ones first, then the oldest cached ones.
+
+        The caller has checked `num_free`; asking for more is a broken invariant.
+        """
+        assert num_blocks <= self.num_free, f"take {num_blocks} of {self.num_free} free blocks"
+        taken: list[BlockId] = []
+        for _ in range(num_blocks):
+            if self._blank:
+                block = self._blank.pop()
+            else:
+                block, _none = self._cached.popitem(last=False)
+                evicted = self._hashes[block]
+                assert evicted is not None, f"cached block {block} has no hash"
+                del self._by_hash[evicted]
+                self._hashes[block] = None
+            self._ref_counts[block] = 1
+            taken.append(block)
+        return taken
+
+    def publish(self, block: BlockId, block_hash: BlockHash) -> None:
+        """Makes a held block findable; a second block of equal content stays private."""
+        assert self._ref_counts[block] > 0, f"publish of block {block}, which nobody holds"
+        if block_hash not in self._by_hash and self._hashes[block] is None:
+            self._by_hash[block_hash] = block
+            self._hashes[block] = block_hash
+
+    def release(self, block_ids: Sequence[BlockId]) -> None:
+        """One holder less, from the chain's tail, so that a prefix outlives what follows it."""
+        for block in reversed(block_ids):
+            assert self._ref_counts[block] > 0, f"double free of block {block}"
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block] == 0:
+                if self._hashes[block] is None:
+                    self._blank.append(block)
+                else:
+                    self._cached[block] = None
+
+    def snapshot(self) -> BlockPoolState:
+        return BlockPoolState(
+            ref_counts=tuple(self._ref_counts),
+            hashes=tuple(self._hashes),
+            blank=tuple(self._blank),
+            cached=tuple(self._cached),
+        )
+
+    @classmethod
+    def restore(cls, state: BlockPoolState) -> "BlockPool":
+        pool = cls(0)
+        pool._ref_counts = list(state.ref_counts)
+        pool._hashes = list(state.hashes)
+        pool._by_hash = {
+            block_hash: BlockId(block)
+            for block, block_hash in enumerate(state.hashes)
+            if block_hash is not None
+        }
+        pool._blank = list(state.blank)
+        pool._cached = OrderedDict.fromkeys(state.cached)
+        return pool
