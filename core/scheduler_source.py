@@ -1,0 +1,40 @@
+"""Names the pure scheduler's source, so that a trace says which behaviour it recorded.
+
+Owns the list of modules that decide what a scheduler answers to an event, and their hash. Reads
+source files only; called by `trace_writer.py` at open and by `cearx replay`.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+PURE_MODULES = (
+    "cearx.core.block_pool",
+    "cearx.core.config",
+    "cearx.core.events",
+    "cearx.core.identifiers",
+    "cearx.core.scheduler",
+)
+"""The scheduler and all that it imports of ours; a test compares it with the imports."""
+
+
+@cache
+def scheduler_sha256() -> str:
+    """SHA-256 over names and contents of the source files; differs as soon as one byte does."""
+    digest = hashlib.sha256()
+    for name in PURE_MODULES:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None and spec.origin is not None, f"{name} has no source file"
+        source = Path(spec.origin).read_bytes()
+        digest.update(f"{name} {len(source)}\n".encode() + source)
+    return digest.hexdigest()
+
+
+def code_version() -> str:
+    """Version of the installed cearx package, or 'unknown' when it runs from a plain folder."""
+    try:
+        return importlib.metadata.version("cearx")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
