@@ -69,10 +69,10 @@ class SupervisorLink:
     """Reports of one child; its messages are few and small, so they never wait."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: LaunchSpec, process: str):
-        socket = context.socket(zmq.PUSH)
+        socket = context.socket(zmq.DEALER)
         configure(socket)
-        # Reports precede the connection's end by design, so they may queue before it is up.
-        socket.setsockopt(zmq.IMMEDIATE, 0)
+        socket.setsockopt(zmq.IDENTITY, process.encode())
+        socket.setsockopt(zmq.IMMEDIATE, 0)  # a report may be made before the connection is up
         socket.connect(endpoint(spec.runtime_dir, "supervisor"))
         self.process = process
         self._link: DealerLink[ChildToSupervisor, object] = DealerLink(
@@ -92,5 +92,5 @@ class SupervisorLink:
 
 
 def endpoint(runtime_dir: Path, name: str) -> str:
-    """The ipc address of a socket: 'supervisor', 'frontends' (ROUTER) or 'worker' (DEALER)."""
+    """The ipc address of a socket: 'supervisor' and 'frontends' (ROUTER), 'worker' (DEALER)."""
     return f"ipc://{runtime_dir}/{name}.sock"

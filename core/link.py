@@ -47,7 +47,7 @@ def configure(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     if socket.type == zmq.ROUTER:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    elif socket.type in (zmq.DEALER, zmq.PUSH):
+    elif socket.type == zmq.DEALER:
         socket.setsockopt(zmq.IMMEDIATE, 1)
 
 

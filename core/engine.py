@@ -1,0 +1,303 @@
+"""The shell around the pure scheduler: between messages and events.
+
+Owns what the scheduler must not know: token ids, sampling parameters, who asked, the hashes of
+generated blocks, the trace log. Turns `Submit`, `Cancel` and `StepResult` into events, decisions
+into `ExecuteStep` and `Output`. Every event is logged before it is applied and every decision
+before it leaves. Owns no socket and no clock: `process.py` calls it.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from cearx.core.block_hash import DIGEST_SIZE, TOKEN_BYTES, block_hash
+from cearx.core.config import SchedulerConfig
+from cearx.core.events import (
+    BlockSealed,
+    CancelReason,
+    CancelRequested,
+    ClockAdvanced,
+    Decision,
+    Event,
+    FinishReason,
+    RequestArrived,
+    RequestEnded,
+    RequestRefused,
+    RowStopped,
+    StepFinished,
+    StepPlan,
+)
+from cearx.core.identifiers import BlockHash, RequestId, RequestKey
+from cearx.core.messages import (
+    Cancel,
+    ExecuteStep,
+    NewRequest,
+    Output,
+    Refused,
+    RowOutput,
+    SamplingParams,
+    StepResult,
+    Submit,
+    unpack_tokens,
+)
+from cearx.core.scheduler import Outcome, Scheduler
+
+
+class MessageRejected(ValueError):
+    """A message that decodes but cannot be meant: the sender is at fault, nothing has changed."""
+
+
+class EventLog(Protocol):
+    """Where events and decisions go, in the order in which they became true."""
+
+    def append(self, record: Event | Decision) -> None: ...
+
+    def note_step(self, execute_us: int, schedule_us: int) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class NullLog:
+    """`--trace off`."""
+
+    def append(self, record: Event | Decision) -> None:
+        pass
+
+    def note_step(self, execute_us: int, schedule_us: int) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
+class LiveRequest(msgspec.Struct, kw_only=True):
+    """What the shell keeps of a request until it ends."""
+
+    frontend_index: int
+    request_key: RequestKey
+    sampling: SamplingParams
+    parent_hash: BlockHash
+    """Hash of the last full block of known tokens (the root before the first)."""
+    open_block: "array[int]"
+    """The known tokens behind the last full block."""
+    num_outputs: int = 0
+    num_cached_tokens: int | None = None
+    """From the first admission, until the first output has told it."""
+    is_at_worker: bool = False
+
+
+class Engine:
+    """One scheduler with its log; see the module docstring."""
+
+    def __init__(self, config: SchedulerConfig, hash_secret: bytes, log: EventLog) -> None:
+        self._scheduler = Scheduler(config)
+        self._config = config
+        self._secret = hash_secret
+        self._log = log
+        self._requests: dict[RequestId, LiveRequest] = {}
+        self._by_key: dict[tuple[int, RequestKey], RequestId] = {}
+        self._unsent: dict[RequestId, NewRequest] = {}
+        self._ended_at_worker: list[RequestId] = []
+        self._plan: StepPlan | None = None
+        self._next_id = 0
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether `next_step` may be called: work is pending and no step is in flight."""
+        return self._plan is None and self._scheduler.has_work()
+
+    def flush_log(self) -> None:
+        """Makes the log complete up to now; call before anything that follows from it is sent."""
+        self._log.flush()
+
+    def submit(self, frontend_index: int, submit: Submit) -> Refused | None:
+        """Takes a request in; answers why it is refused, or None. Raises MessageRejected."""
+        self._check(frontend_index, submit)
+        request_id = RequestId(self._next_id)
+        self._next_id += 1
+        token_ids = unpack_tokens(submit.token_ids)
+        hashes = submit.block_hashes
+        event = RequestArrived(
+            request_id=request_id,
+            num_prompt_tokens=len(token_ids),
+            max_tokens=submit.max_tokens,
+            block_hashes=hashes,
+            frontend_index=frontend_index,
+        )
+        for outcome in self._apply(event):
+            assert isinstance(outcome, RequestRefused), f"arrival answered with {outcome}"
+            return Refused(
+                request_key=submit.request_key,
+                reason=outcome.reason,
+                num_tokens=outcome.num_tokens,
+                limit_tokens=outcome.limit_tokens,
+            )
+        self._requests[request_id] = LiveRequest(
+            frontend_index=frontend_index,
+            request_key=submit.request_key,
+            sampling=submit.sampling,
+            parent_hash=hashes[-1] if hashes else submit.cache_root,
+            open_block=token_ids[
+                len(token_ids) // self._config.block_size * self._config.block_size :
+            ],
+        )
+        self._by_key[frontend_index, submit.request_key] = request_id
+        self._unsent[request_id] = NewRequest(
+            request_id=request_id, token_ids=submit.token_ids, sampling=submit.sampling
+        )
+        return None
+
+    def _check(self, frontend_index: int, submit: Submit) -> None:
+        if len(submit.token_ids) % TOKEN_BYTES:
+            raise MessageRejected(f"token_ids of {len(submit.token_ids)} bytes")
+        if (frontend_index, submit.request_key) in self._by_key:
+            raise MessageRejected(f"request key {submit.request_key} is in use")
+        full_blocks = len(submit.token_ids) // TOKEN_BYTES // self._config.block_size
+        expected = full_blocks if self._config.enable_prefix_caching else 0
+        if len(submit.block_hashes) != expected:
+            raise MessageRejected(f"{len(submit.block_hashes)} block hashes for {expected} blocks")
+        if any(len(h) != DIGEST_SIZE for h in (*submit.block_hashes, submit.cache_root)):
+            raise MessageRejected(f"a block hash is not {DIGEST_SIZE} bytes")
+
+    def cancel(self, frontend_index: int, cancel: Cancel) -> None:
+        """Ends a request in any state; one that has ended already is ignored."""
+        request_id = self._by_key.get((frontend_index, cancel.request_key))
+        if request_id is not None:
+            self._cancel(request_id, cancel.reason)
+
+    def cancel_frontend(self, frontend_index: int) -> None:
+        """Ends all requests of a frontend that is gone."""
+        mine = [i for i, r in self._requests.items() if r.frontend_index == frontend_index]
+        for request_id in mine:
+            self._cancel(request_id, CancelReason.FRONTEND_ERROR)
+
+    def _cancel(self, request_id: RequestId, reason: CancelReason) -> None:
+        for outcome in self._apply(CancelRequested(request_id=request_id, reason=reason)):
+            self._forget(outcome.request_id)
+
+    def next_step(self, now_us: int) -> ExecuteStep:
+        """Plans and logs the next step; call when `wants_step`, then send what it returns."""
+        self._apply(ClockAdvanced(now_us=now_us))
+        plan = self._plan = self._scheduler.plan()
+        self._log.append(plan)
+        self._log.flush()
+        new_requests: list[NewRequest] = []
+        for admission in plan.admitted:
+            new_request = self._unsent.pop(admission.request_id, None)
+            if new_request is not None:
+                request = self._requests[admission.request_id]
+                request.num_cached_tokens = admission.num_cached_tokens
+                request.is_at_worker = True
+                new_requests.append(new_request)
+        ended = tuple(self._ended_at_worker)
+        self._ended_at_worker.clear()
+        return ExecuteStep(plan=plan, new_requests=tuple(new_requests), ended=ended)
+
+    def finish_step(self, result: StepResult, schedule_us: int) -> dict[int, list[Output]]:
+        """Takes in a step's tokens; answers what to send to each frontend.
+
+        Raises MessageRejected for a result of another step (late or doubled).
+        """
+        plan = self._plan
+        if plan is None or result.step_id != plan.step_id:
+            raise MessageRejected(f"result of step {result.step_id} is not awaited")
+        expected = list(_sampling_rows(plan))
+        rows = [row.request_id for row in result.rows]
+        assert rows == expected, f"step {plan.step_id}: rows {rows} for a plan with {expected}"
+        self._plan = None
+        stopped: list[RowStopped] = []
+        sealed: list[BlockSealed] = []
+        stop_tokens: dict[RequestId, int] = {}
+        for row in result.rows:
+            request = self._requests.get(row.request_id)
+            if request is not None:  # else it was cancelled while the step ran
+                self._take_token(request, row, stopped, sealed, stop_tokens)
+        event = StepFinished(step_id=result.step_id, stopped=tuple(stopped), sealed=tuple(sealed))
+        outcomes = self._apply(event)
+        self._log.note_step(result.execute_us, schedule_us)
+        ended = {o.request_id: o.reason for o in outcomes if isinstance(o, RequestEnded)}
+        outputs = self._outputs(result.rows, ended, stop_tokens)
+        for request_id in ended:
+            self._forget(request_id)
+        return outputs
+
+    def _take_token(
+        self,
+        request: LiveRequest,
+        row: RowOutput,
+        stopped: list[RowStopped],
+        sealed: list[BlockSealed],
+        stop_tokens: dict[RequestId, int],
+    ) -> None:
+        if row.token_id is None:
+            stopped.append(RowStopped(request_id=row.request_id, reason=FinishReason.FAILED))
+            return
+        request.num_outputs += 1
+        sampling = request.sampling
+        if request.num_outputs >= sampling.min_tokens:
+            if row.token_id in sampling.eos_token_ids:
+                stopped.append(RowStopped(request_id=row.request_id, reason=FinishReason.STOP))
+            elif row.token_id in sampling.stop_token_ids:
+                stopped.append(RowStopped(request_id=row.request_id, reason=FinishReason.STOP))
+                stop_tokens[row.request_id] = row.token_id
+        if self._config.enable_prefix_caching:
+            request.open_block.append(row.token_id)
+            if len(request.open_block) == self._config.block_size:
+                packed = request.open_block.tobytes()
+                request.parent_hash = block_hash(self._secret, request.parent_hash, packed)
+                request.open_block = array("i")
+                sealed.append(
+                    BlockSealed(request_id=row.request_id, block_hash=request.parent_hash)
+                )
+
+    def _outputs(
+        self,
+        rows: Iterable[RowOutput],
+        ended: dict[RequestId, FinishReason],
+        stop_tokens: dict[RequestId, int],
+    ) -> dict[int, list[Output]]:
+        outputs: dict[int, list[Output]] = {}
+        for row in rows:
+            request = self._requests.get(row.request_id)
+            if request is None:
+                continue
+            outputs.setdefault(request.frontend_index, []).append(
+                Output(
+                    request_key=request.request_key,
+                    token_ids=() if row.token_id is None else (row.token_id,),
+                    logprobs=None if row.logprobs is None else (row.logprobs,),
+                    finish_reason=ended.get(row.request_id),
+                    stop_token_id=stop_tokens.get(row.request_id),
+                    num_cached_tokens=request.num_cached_tokens,
+                )
+            )
+            request.num_cached_tokens = None
+        return outputs
+
+    def _apply(self, event: Event) -> tuple[Outcome, ...]:
+        self._log.append(event)
+        outcomes = self._scheduler.apply(event)
+        for outcome in outcomes:
+            self._log.append(outcome)
+        return outcomes
+
+    def _forget(self, request_id: RequestId) -> None:
+        request = self._requests.pop(request_id)
+        del self._by_key[request.frontend_index, request.request_key]
+        self._unsent.pop(request_id, None)
+        if request.is_at_worker:
+            self._ended_at_worker.append(request_id)
+
+
+def _sampling_rows(plan: StepPlan) -> Iterator[RequestId]:
+    """The requests that get a token from this plan, in the order of `StepResult.rows`."""
+    yield from plan.decodes
+    for chunk in plan.chunks:
+        if chunk.samples:
+            yield chunk.request_id

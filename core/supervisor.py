@@ -1,0 +1,273 @@
+"""`cearx serve`: starts the core, the worker and the frontends, watches them, ends them.
+
+Owns signals, the listening socket, the runtime folder and what the person at the terminal sees.
+Makes no request pass through itself. When a child ends that should not, all end, and the message
+says which one and why; exit code 2 for what could never have started, 1 for a later fault.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import zmq
+from rich.console import Console
+
+from cearx.core.block_hash import SECRET_SIZE
+from cearx.core.child import configure_logging, endpoint
+from cearx.core.children import Child, end_all
+from cearx.core.config import (
+    CoreConfig,
+    CoreLaunch,
+    FrontendConfig,
+    FrontendLaunch,
+    Launch,
+    ModelFiles,
+    ServerConfig,
+    WorkerConfig,
+    WorkerLaunch,
+)
+from cearx.core.messages import ChildToSupervisor, ProcessFailed, ProcessReady, Progress
+from cearx.core.model_source import ModelNotFound, resolve
+from cearx.core.router_links import RouterLinks
+from cearx.core.startup_display import StartupDisplay
+
+EXIT_FAULT = 1
+EXIT_CANNOT_START = 2
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a burst must not be refused."""
+
+
+class ServeFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """All flags of `cearx serve`."""
+
+    server: ServerConfig
+    frontend: FrontendConfig
+    core: CoreConfig
+    worker: WorkerConfig
+
+
+class CannotStart(Exception):
+    """One clear line why the server does not come up."""
+
+
+class ChildEnded(Exception):
+    """A child ended by itself; the message says which and how."""
+
+
+class EndRequested(Exception):
+    """SIGINT or SIGTERM arrived."""
+
+
+def serve(model: str | None, flags: ServeFlags) -> int:
+    """Serves until a signal ends it; answers the exit code."""
+    configure_logging(flags.server.log_level)
+    console = Console(stderr=True)
+    start = time.monotonic()
+    try:
+        with StartupDisplay(console) as display:
+            listener = _listen(flags.server)
+            files = _find_model(model, display)
+    except CannotStart as error:
+        return _report(console, error, EXIT_CANNOT_START)
+    except KeyboardInterrupt:
+        return EXIT_FAULT
+    runtime_dir = Path(tempfile.mkdtemp(prefix="cearx-"))  # mkdtemp makes it 0700
+    supervisor = Supervisor(files, flags, listener, runtime_dir)
+    try:
+        with StartupDisplay(console) as display:
+            details = supervisor.wait_until_ready(display)
+        _announce(console, files, listener, details, time.monotonic() - start)
+        supervisor.watch()
+    except EndRequested:
+        return 0
+    except CannotStart as error:
+        return _report(console, error, EXIT_CANNOT_START)
+    except ChildEnded as error:
+        return _report(console, error, EXIT_FAULT)
+    finally:
+        supervisor.end()
+        listener.close()
+        shutil.rmtree(runtime_dir, ignore_errors=True)
+
+
+def _report(console: Console, error: Exception, code: int) -> int:
+    console.print(f"[red]cearx:[/] {error}", highlight=False, soft_wrap=True)
+    return code
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    """The listening socket, bound before anything slow so that a used port is told at once."""
+    try:
+        family, _type, _protocol, _name, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CannotStart(f"cannot listen on {config.host}:{config.port}: {reason}") from error
+    listener.set_inheritable(True)
+    return listener
+
+
+def _find_model(model: str | None, display: StartupDisplay) -> ModelFiles:
+    try:
+        return resolve(model, lambda stage, done, total: display.show("model", stage, done, total))
+    except ModelNotFound as error:
+        raise CannotStart(str(error)) from error
+
+
+def _announce(
+    console: Console,
+    files: ModelFiles,
+    listener: socket.socket,
+    details: dict[str, str],
+    seconds: float,
+) -> None:
+    for detail in filter(None, details.values()):
+        console.print(detail, highlight=False, soft_wrap=True)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    console.print(
+        f"[green]ready[/] {files.name} on http://{shown}:{port} after {seconds:.1f} s",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+class Supervisor:
+    """The children of one run of the server."""
+
+    def __init__(
+        self, files: ModelFiles, flags: ServeFlags, listener: socket.socket, runtime_dir: Path
+    ) -> None:
+        boot_id = secrets.randbits(64)
+        listen_fd = listener.fileno()
+        self._startup_timeout_s = flags.server.startup_timeout
+        self._launches = _launches(files, flags, boot_id, runtime_dir, listen_fd)
+        self._children: list[Child] = []
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._reports: RouterLinks[object, ChildToSupervisor] = RouterLinks(
+            self._context,
+            endpoint(runtime_dir, "supervisor"),
+            boot_id,
+            self._launches,
+            ChildToSupervisor,
+        )
+        self._signal_fd = _signal_fd()
+        self._poller = zmq.Poller()
+        self._poller.register(self._reports.socket, zmq.POLLIN)
+        self._poller.register(self._signal_fd, zmq.POLLIN)
+        for name, (module, spec) in self._launches.items():
+            child = Child(name, module, spec, (listen_fd,))
+            self._children.append(child)
+            self._poller.register(child.pid_fd, zmq.POLLIN)
+
+    def wait_until_ready(self, display: StartupDisplay) -> dict[str, str]:
+        """What each process says of itself, once all are ready; raises CannotStart if not."""
+        details: dict[str, str] = {}
+        give_up = time.monotonic() + self._startup_timeout_s
+        while len(details) < len(self._children):
+            left_ms = int((give_up - time.monotonic()) * 1000)
+            if left_ms <= 0:
+                slow = ", ".join(name for name in self._launches if name not in details)
+                raise CannotStart(
+                    f"not ready after {self._startup_timeout_s} s (--startup-timeout): {slow}"
+                )
+            ended = self._wait(left_ms)
+            while (received := self._reports.receive()) is not None:
+                name, report = received
+                if isinstance(report, Progress):
+                    display.show(name, report.stage, report.completed, report.total)
+                elif isinstance(report, ProcessReady):
+                    details[name] = report.detail
+                    display.done(name)
+                elif isinstance(report, ProcessFailed):
+                    raise CannotStart(f"{name}: {report.reason}")
+            if ended is not None:
+                raise CannotStart(ended.describe_end())
+        return details
+
+    def watch(self) -> NoReturn:
+        """Returns only by raising ChildEnded or EndRequested."""
+        while True:
+            ended = self._wait(None)
+            while self._reports.receive() is not None:
+                pass  # reports after start-up change nothing
+            if ended is not None:
+                raise ChildEnded(ended.describe_end())
+
+    def _wait(self, timeout_ms: int | None) -> Child | None:
+        """Waits for a report, a signal (raises EndRequested) or a child's end (answered)."""
+        events = dict(self._poller.poll(timeout_ms))
+        if self._signal_fd in events:
+            raise EndRequested
+        return next((child for child in self._children if child.pid_fd in events), None)
+
+    def end(self) -> None:
+        """Ends every child: those that accept requests first, the worker last."""
+        names = {child.name: child for child in self._children}
+        core, worker = names.pop("core"), names.pop("worker")
+        end_all([list(names.values()), [core], [worker]])
+        self._context.destroy(linger=0)
+
+
+def _launches(
+    files: ModelFiles, flags: ServeFlags, boot_id: int, runtime_dir: Path, listen_fd: int
+) -> dict[str, tuple[str, Launch]]:
+    """Each child's name, module and launch spec."""
+    secret = secrets.token_bytes(SECRET_SIZE)
+    log_level = flags.server.log_level
+    core = CoreLaunch(
+        boot_id=boot_id,
+        runtime_dir=runtime_dir,
+        log_level=log_level,
+        config=flags.core,
+        frontends=flags.server.frontends,
+        hash_secret=secret,
+    )
+    worker = WorkerLaunch(
+        boot_id=boot_id,
+        runtime_dir=runtime_dir,
+        log_level=log_level,
+        config=flags.worker,
+        model=files,
+        max_num_seqs=flags.core.max_num_seqs,
+        max_num_batched_tokens=flags.core.max_num_batched_tokens,
+    )
+    launches: dict[str, tuple[str, Launch]] = {
+        "core": ("cearx.core", core),
+        "worker": ("cearx.worker", worker),
+    }
+    for index in range(flags.server.frontends):
+        frontend = FrontendLaunch(
+            boot_id=boot_id,
+            runtime_dir=runtime_dir,
+            log_level=log_level,
+            config=flags.frontend,
+            model=files,
+            frontend_index=index,
+            hash_secret=secret,
+            listen_fd=listen_fd,
+        )
+        launches[f"frontend-{index}"] = ("cearx.frontend", frontend)
+    return launches
+
+
+def _signal_fd() -> int:
+    """A file descriptor that becomes readable when the server is asked to end."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda _number, _frame: None)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    return read_fd
