@@ -1,0 +1,171 @@
+"""From logits to tokens: one row a request, each row by its own rule.
+
+Owns the choice: argmax for greedy rows, the inverse of the distribution function for random ones.
+Never keeps state between steps, so a row's token depends on its logits and its request alone. A row
+that cannot be sampled fails alone. Called by the step runner. Legend: R rows, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import structlog
+import torch
+from numpy.typing import NDArray
+
+from cearx.core.messages import RowOutput
+from cearx.worker.logprobs import token_logprobs
+from cearx.worker.request_states import RequestState
+from cearx.worker.sampling_rule import SamplingRule
+from cearx.worker.token_filter import Ids, Weights, keep_min_p, keep_top_p, top_k_ids
+from cearx.worker.uniform import uniform
+
+log = structlog.get_logger()
+
+SPAN = 256
+"""Tokens whose weights are summed at once before the drawn one is searched among them."""
+
+
+class RowFailed(Exception):
+    """This row has no token; the message is for the person who sent the request."""
+
+
+class Sampler:
+    """Samples one token a row, in scratch memory that is allocated once."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        # Whole spans; what lies behind the vocabulary stays zero and can never be drawn.
+        self._padded = torch.zeros(-(-vocab_size // SPAN) * SPAN, dtype=torch.float64)
+
+    def sample(
+        self, logits_RV: torch.Tensor, requests: Sequence[RequestState]
+    ) -> tuple[RowOutput, ...]:
+        """One output a row; `logits_RV` [num_rows, vocab_size] float32 is not changed."""
+        assert logits_RV.shape == (len(requests), self.vocab_size), (
+            f"logits of shape {tuple(logits_RV.shape)} for {len(requests)} rows"
+        )
+        if not requests:
+            return ()
+        raw_RV: NDArray[np.float32] = logits_RV.numpy()
+        # numpy's argmax takes the first of equal values, and the first NaN before all else.
+        best_R = raw_RV.argmax(axis=1)
+        peaks = raw_RV[np.arange(len(requests)), best_R].tolist()
+        return tuple(
+            self._sample_row(raw_RV, row, best, peak, request)
+            for row, (best, peak, request) in enumerate(
+                zip(best_R.tolist(), peaks, requests, strict=True)
+            )
+        )
+
+    def _sample_row(
+        self,
+        raw_RV: NDArray[np.float32],
+        row: int,
+        best: int,
+        peak: float,
+        request: RequestState,
+    ) -> RowOutput:
+        try:
+            _check_peak(peak, "the model's logits")
+            rule = request.rule
+            if rule is None:
+                raise RowFailed(request.error)
+            if rule.is_argmax:
+                return _row_output(request, best)
+            token_id = self._choose(rule, raw_RV[row], best, request.num_outputs)
+            num_logprobs = rule.params.num_logprobs
+            if num_logprobs is None:
+                return _row_output(request, token_id)
+            return RowOutput(
+                request_id=request.request_id,
+                token_id=token_id,
+                logprobs=token_logprobs(raw_RV[row], token_id, num_logprobs),
+                error=None,
+            )
+        except RowFailed as error:
+            return _row_failure(request, str(error))
+        except Exception as error:  # whatever a request brings, the other rows go on
+            log.exception("sampling failed", request_id=request.request_id)
+            return _row_failure(request, f"sampling failed: {type(error).__name__}")
+
+    def _choose(
+        self, rule: SamplingRule, raw_V: NDArray[np.float32], best: int, num_outputs: int
+    ) -> int:
+        logits_V = rule.process(raw_V, num_outputs)
+        if logits_V is not raw_V:
+            best = int(logits_V.argmax())
+            _check_peak(float(logits_V[best]), "the logits after penalties and bias")
+        if rule.is_greedy:
+            return best
+        return self._draw(rule, logits_V, float(logits_V[best]), num_outputs)
+
+    def _draw(
+        self, rule: SamplingRule, logits_V: NDArray[np.float32], peak: float, num_outputs: int
+    ) -> int:
+        """Filters, then inverts the distribution function over the kept tokens in order of id."""
+        params = rule.params
+        point = uniform(params.seed, num_outputs)
+        ids: Ids | None = None
+        if 0 < params.top_k < self.vocab_size:
+            ids = top_k_ids(logits_V, params.top_k)
+            logits_V = logits_V[ids]
+        weights = self._weights(logits_V, peak, params.temperature)
+        if params.min_p > 0:
+            ids, weights = _narrow(ids, weights, keep_min_p(weights, params.min_p))
+        if params.top_p < 1:
+            ids, weights = _narrow(ids, weights, keep_top_p(weights, params.top_p))
+        if ids is None:
+            return draw_from_spans(self._padded.numpy(), point)
+        return int(ids[draw(weights, point)])
+
+    def _weights(self, logits_V: NDArray[np.float32], peak: float, temperature: float) -> Weights:
+        """exp((logit - peak) / temperature) in scratch memory, valid until the next row."""
+        weights_V = self._padded[: len(logits_V)]
+        weights_V.copy_(torch.from_numpy(logits_V)).sub_(peak).div_(temperature).exp_()
+        return weights_V.numpy()
+
+
+def _narrow(ids: Ids | None, weights: Weights, kept: Ids) -> tuple[Ids, Weights]:
+    return (kept if ids is None else ids[kept]), weights[kept]
+
+
+def draw(weights: Weights, point: float) -> int:
+    """The index i with P(before i) <= point < P(up to i); `point` in [0, 1).
+
+    With point at most 1 - 2**-53 the product stays below the total, so an index is always found,
+    and never one of weight zero.
+    """
+    cumulated = np.cumsum(weights)
+    return int(np.searchsorted(cumulated, point * cumulated[-1], side="right"))
+
+
+def draw_from_spans(weights: Weights, point: float) -> int:
+    """`draw` over many weights, whose number is a multiple of SPAN: sums spans, then looks in one.
+
+    A sum of spans and the sum of the span's weights may differ in the last bit; a point that falls
+    between them belongs to the span's last token of positive weight.
+    """
+    spans = weights.reshape(-1, SPAN)
+    cumulated = np.cumsum(spans.sum(axis=1))
+    target = point * cumulated[-1]
+    index = int(np.searchsorted(cumulated, target, side="right"))
+    span = spans[index]
+    rest = target - (cumulated[index - 1] if index else 0.0)
+    within = int(np.searchsorted(np.cumsum(span), rest, side="right"))
+    if within == SPAN:
+        within = int(np.flatnonzero(span)[-1])
+    return index * SPAN + within
+
+
+def _check_peak(peak: float, what: str) -> None:
+    """The largest logit shows what is wrong with a row: NaN and +inf come first, -inf last."""
+    if not np.isfinite(peak):
+        raise RowFailed(f"{what} are not finite ({peak})")
+
+
+def _row_output(request: RequestState, token_id: int) -> RowOutput:
+    return RowOutput(request_id=request.request_id, token_id=token_id, logprobs=None, error=None)
+
+
+def _row_failure(request: RequestState, reason: str) -> RowOutput:
+    return RowOutput(request_id=request.request_id, token_id=None, logprobs=None, error=reason)

@@ -1,0 +1,84 @@
+"""How one request's logits become a token, prepared once: `SamplingParams` as arrays and counts.
+
+Owns the checks that keep a row from reading or writing outside the vocabulary, and the changes to
+the logits before the choice. Never chooses. Built when a request arrives, used by the sampler.
+Legend: V vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cearx.core.messages import SamplingParams
+from cearx.worker.penalties import TokenCounts
+
+
+class SamplingRule:
+    """A request's sampling parameters and the counts that its penalties need.
+
+    Raises ValueError for a token id that is not in the vocabulary.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Iterable[int], vocab_size: int) -> None:
+        self.params = params
+        self.is_greedy = params.temperature == 0
+        bias = dict(params.logit_bias)
+        check_token_ids("logit_bias", tuple(bias), vocab_size)
+        if params.num_logprobs is not None and params.num_logprobs < 0:
+            raise ValueError(f"num_logprobs must be at least 0, got {params.num_logprobs}")
+        self._bias_ids = np.array(tuple(bias), np.int64)
+        self._bias = np.array(tuple(bias.values()), np.float32)
+        # Models name end-of-sequence ids beyond their output layer; those cannot be sampled anyway.
+        ending = sorted({*params.eos_token_ids, *params.stop_token_ids})
+        self._ending_ids = np.array([i for i in ending if 0 <= i < vocab_size], np.int64)
+        has_penalty = (
+            params.repetition_penalty != 1
+            or params.presence_penalty != 0
+            or params.frequency_penalty != 0
+        )
+        self._counts = TokenCounts(prompt) if has_penalty else None
+        self._is_plain = not bias and not has_penalty
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the token is the largest raw logit and nothing else is wanted, at every step."""
+        return (
+            self.is_greedy
+            and self._is_plain
+            and (self.params.min_tokens == 0 or not len(self._ending_ids))
+            and self.params.num_logprobs is None
+        )
+
+    def add_output(self, token_id: int) -> None:
+        """Takes note of a sampled token."""
+        if self._counts is not None:
+            self._counts.add_output(token_id)
+
+    def process(self, logits_V: NDArray[np.float32], num_outputs: int) -> NDArray[np.float32]:
+        """The logits to choose from after `num_outputs` tokens; `logits_V` itself stays as it is.
+
+        In this order: logit_bias, min_tokens, repetition, frequency and presence penalty.
+        """
+        forbids_end = num_outputs < self.params.min_tokens and len(self._ending_ids) > 0
+        if self._is_plain and not forbids_end:
+            return logits_V
+        processed_V = logits_V.copy()
+        processed_V[self._bias_ids] += self._bias
+        if forbids_end:
+            processed_V[self._ending_ids] = -np.inf
+        if self._counts is not None:
+            self._counts.penalise(
+                processed_V,
+                self.params.repetition_penalty,
+                self.params.presence_penalty,
+                self.params.frequency_penalty,
+            )
+        return processed_V
+
+
+def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises ValueError unless every id is in 0 <= id < vocab_size."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"{name} must be token ids in 0..{vocab_size - 1}, got {token_id}")
