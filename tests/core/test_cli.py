@@ -1,0 +1,123 @@
+"""Flags come from the config structs; their list is part of the product."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cearx.core import cli
+from cearx.core.config import CoreConfig, SchedulerConfig, ServerConfig, WorkerConfig
+
+FLAGS = """
+host port frontends startup_timeout log_level
+served_model_name chat_template enable_prompt_tokens_details strict_params stream_interval
+max_logprobs max_body_bytes
+max_num_seqs max_num_batched_tokens enable_prefix_caching trace
+load_format dtype max_model_len block_size kv_cache_memory kv_cache_memory_fraction seed num_threads
+""".split()
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "cearx.core.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_the_list_of_flags_is_pinned() -> None:
+    """A flag comes, goes or changes its name only on purpose."""
+    assert [parameter.name for parameter in cli.flag_parameters()] == FLAGS
+
+
+def test_every_flag_is_documented() -> None:
+    """No field of a config struct is without its docstring."""
+    for config in cli.SECTIONS.values():
+        assert set(cli.field_docs(config)) == set(config.__struct_fields__)
+
+
+def test_defaults_build() -> None:
+    """No flag given means the structs' own defaults."""
+    values = {p.name: p.default for p in cli.flag_parameters()}
+    flags = cli.build_flags(values)
+    assert msgspec.structs.asdict(flags) == {n: c() for n, c in cli.SECTIONS.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("1024", 1024), ("512MiB", 512 * 2**20), ("0.5GiB", 2**29), ("2KB", 2000)],
+)
+def test_sizes_take_units(text: str, expected: int) -> None:
+    """Sizes are bytes, or a number with a unit."""
+    assert cli.parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "abc", "12 parsecs", "1GiBB"])
+def test_other_sizes_are_refused(text: str) -> None:
+    """What is no size is an error, not zero."""
+    with pytest.raises(ValueError):
+        cli.parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: ServerConfig(port=70000), ("70000", "65535")),
+        (lambda: ServerConfig(frontends=0), ("0", "1..64")),
+        (lambda: CoreConfig(max_num_seqs=0), ("0", "at least 1")),
+        (lambda: CoreConfig(max_num_batched_tokens=8, max_num_seqs=9), ("8", "9")),
+        (lambda: WorkerConfig(kv_cache_memory_fraction=1.5), ("1.5", "(0, 1]")),
+        (lambda: WorkerConfig(max_model_len=1), ("1", "at least 2")),
+        (
+            lambda: SchedulerConfig(
+                block_size=0,
+                num_blocks=1,
+                max_model_len=2,
+                max_num_seqs=1,
+                max_num_batched_tokens=1,
+                enable_prefix_caching=True,
+            ),
+            ("block_size", "0"),
+        ),
+    ],
+)
+def test_values_out_of_range_name_value_and_limit(build: object, words: tuple[str, ...]) -> None:
+    """A config that cannot be is never built."""
+    with pytest.raises(ValueError) as caught:
+        build()  # type: ignore[operator]
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "--port", "70000"),
+        ("serve", "--no-such-flag"),
+        ("serve", "--dtype", "float8"),
+        ("serve", "--kv-cache-memory", "lots"),
+        ("no-such-command",),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
+    """One message on stderr, no traceback."""
+    done = run(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip()
+    assert "Traceback" not in done.stderr
+
+
+def test_help_lists_every_flag(tmp_path: Path) -> None:
+    """`cearx serve --help` shows all flags."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "cearx.core.cli", "serve", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"COLUMNS": "200", "PATH": "/usr/bin", "HOME": str(tmp_path)},
+    )
+    for flag in FLAGS:
+        assert "--" + flag.replace("_", "-") in done.stdout
