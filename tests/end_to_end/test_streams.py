@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 PIECES = (
     "Hello, world! ",
     "The answer is 42. ",
-    "你好，世界。",
+    "你好世界\u3002",
     "日本語のテスト ",
     "한국어 문장. ",
     "😀👩‍👩‍👧‍👦🏳️‍🌈",
