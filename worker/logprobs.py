@@ -4,25 +4,23 @@ Owns their order: larger logits first, equal ones by id, so that rank r is place
 Never looks at sampling parameters. Called by the sampler for rows that ask. Legend: V vocabulary.
 """
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from cearx.core.messages import TokenLogprobs
+from cearx.worker.token_filter import top_k_ids
 
 LOGPROB_OF_ZERO = -9999.0
 """Stands for -inf, which JSON cannot write."""
 
 
-def token_logprobs(logits_V: NDArray[np.float32], token_id: int, num_top: int) -> TokenLogprobs:
+def token_logprobs(
+    logits_V: NDArray[np.float32], log_sum: float, token_id: int, num_top: int
+) -> TokenLogprobs:
     """The sampled token's log-probability and rank, and the `num_top` most likely tokens.
 
-    `logits_V` holds no NaN and no +inf, and at least one finite value.
+    `logits_V` holds no NaN and no +inf; `log_sum` is the logarithm of the sum of exp(logit).
     """
-    logits = logits_V.astype(np.float64)
-    peak = logits.max()
-    log_sum = float(peak + math.log(np.exp(logits - peak).sum()))
     own = logits_V[token_id]
     num_larger = int(np.count_nonzero(logits_V > own))
     num_equal_before = int(np.count_nonzero(logits_V[:token_id] == own))
@@ -38,12 +36,10 @@ def _logprob(logit: np.float32, log_sum: float) -> float:
 
 
 def _most_likely(logits_V: NDArray[np.float32], num_top: int) -> list[int]:
-    vocab_size = len(logits_V)
-    num_top = min(num_top, vocab_size)
+    num_top = min(num_top, len(logits_V))
     if num_top == 0:
         return []
-    kth = vocab_size - num_top
-    candidates = np.flatnonzero(logits_V >= np.partition(logits_V, kth)[kth])
+    candidates = top_k_ids(logits_V, num_top)
     order = np.argsort(-logits_V[candidates], kind="stable")
     ids: list[int] = candidates[order[:num_top]].tolist()
     return ids

@@ -5,6 +5,7 @@ Never keeps state between steps, so a row's token depends on its logits and its 
 that cannot be sampled fails alone. Called by the step runner. Legend: R rows, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,6 +24,11 @@ log = structlog.get_logger()
 
 SPAN = 256
 """Tokens whose weights are summed at once before the drawn one is searched among them."""
+ONES = np.ones(SPAN)
+
+
+MAX_SCALE = 1e300
+"""Largest 1 / temperature that logits are multiplied with."""
 
 
 class RowFailed(Exception):
@@ -47,39 +53,29 @@ class Sampler:
         if not requests:
             return ()
         raw_RV: NDArray[np.float32] = logits_RV.numpy()
-        # numpy's argmax takes the first of equal values, and the first NaN before all else.
-        best_R = raw_RV.argmax(axis=1)
-        peaks = raw_RV[np.arange(len(requests)), best_R].tolist()
-        return tuple(
-            self._sample_row(raw_RV, row, best, peak, request)
-            for row, (best, peak, request) in enumerate(
-                zip(best_R.tolist(), peaks, requests, strict=True)
-            )
-        )
+        return tuple(self._sample_row(raw_RV[i], r) for i, r in enumerate(requests))
 
-    def _sample_row(
-        self,
-        raw_RV: NDArray[np.float32],
-        row: int,
-        best: int,
-        peak: float,
-        request: RequestState,
-    ) -> RowOutput:
+    def _sample_row(self, raw_V: NDArray[np.float32], request: RequestState) -> RowOutput:
         try:
+            # numpy's argmax takes the first of equal values, and the first NaN before all else.
+            best = int(raw_V.argmax())
+            peak = float(raw_V[best])
             _check_peak(peak, "the model's logits")
             rule = request.rule
             if rule is None:
                 raise RowFailed(request.error)
             if rule.is_argmax:
                 return _row_output(request, best)
-            token_id = self._choose(rule, raw_RV[row], best, request.num_outputs)
+            token_id = self._choose(rule, raw_V, best, request.num_outputs)
             num_logprobs = rule.params.num_logprobs
             if num_logprobs is None:
                 return _row_output(request, token_id)
+            # The weights' scratch memory is free again once a token is chosen.
+            log_sum = peak + math.log(self._weights(raw_V, peak, 1.0).sum())
             return RowOutput(
                 request_id=request.request_id,
                 token_id=token_id,
-                logprobs=token_logprobs(raw_RV[row], token_id, num_logprobs),
+                logprobs=token_logprobs(raw_V, log_sum, token_id, num_logprobs),
                 error=None,
             )
         except RowFailed as error:
@@ -121,8 +117,12 @@ class Sampler:
     def _weights(self, logits_V: NDArray[np.float32], peak: float, temperature: float) -> Weights:
         """exp((logit - peak) / temperature) in scratch memory, valid until the next row."""
         weights_V = self._padded[: len(logits_V)]
-        weights_V.copy_(torch.from_numpy(logits_V)).sub_(peak).div_(temperature).exp_()
-        return weights_V.numpy()
+        weights_V.copy_(torch.from_numpy(logits_V)).sub_(peak)
+        if temperature != 1:
+            # Two float32 logits differ by 1e-45 at least, so MAX_SCALE separates any two as well as
+            # infinity does, and leaves the zero at the peak a zero.
+            weights_V.mul_(min(1.0 / temperature, MAX_SCALE))
+        return weights_V.exp_().numpy()
 
 
 def _narrow(ids: Ids | None, weights: Weights, kept: Ids) -> tuple[Ids, Weights]:
@@ -146,7 +146,7 @@ def draw_from_spans(weights: Weights, point: float) -> int:
     between them belongs to the span's last token of positive weight.
     """
     spans = weights.reshape(-1, SPAN)
-    cumulated = np.cumsum(spans.sum(axis=1))
+    cumulated = np.cumsum(spans @ ONES)
     target = point * cumulated[-1]
     index = int(np.searchsorted(cumulated, target, side="right"))
     span = spans[index]
