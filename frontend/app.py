@@ -1,0 +1,114 @@
+"""The ASGI application: the table of routes, and errors that no route has turned into an answer."""
+
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cearx.frontend.chat_route import plan_chat
+from cearx.frontend.completions_route import plan_completion
+from cearx.frontend.errors import ApiError, model_not_found, server_error, shown
+from cearx.frontend.generation_route import GenerationRoute
+from cearx.frontend.openai_types import ModelCard, ModelList
+from cearx.frontend.server_state import ServerState
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(state: ServerState) -> Starlette:
+    """All routes of one frontend."""
+    chat = GenerationRoute(state, plan_chat)
+    completions = GenerationRoute(state, plan_completion)
+    app = Starlette(
+        routes=[
+            Route("/health", _health(state)),
+            Route("/version", _version),
+            Route("/v1/models", _models(state)),
+            Route("/v1/models/{name:path}", _model(state)),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+        ],
+        exception_handlers={
+            HTTPException: _routing_error,
+            ApiError: _api_error,
+            Exception: _unexpected_error,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _error_response(error: ApiError, headers: dict[str, str] | None = None) -> Response:
+    return Response(error.body(), error.status, headers, media_type="application/json")
+
+
+def _health(state: ServerState) -> Endpoint:
+    async def health(request: Request) -> Response:
+        """200 while requests can be served, else 503 with the reason."""
+        state.client.require_ready()
+        return _json({"status": "ok"})
+
+    return health
+
+
+async def _version(request: Request) -> Response:
+    return _json({"version": version("cearx")})
+
+
+def _card(state: ServerState) -> ModelCard:
+    return ModelCard(
+        id=state.model_name,
+        root=state.model_root,
+        created=state.created,
+        max_model_len=state.context_length(state.client.require_ready()),
+    )
+
+
+def _models(state: ServerState) -> Endpoint:
+    async def models(request: Request) -> Response:
+        return _json(ModelList(data=[_card(state)]))
+
+    return models
+
+
+def _model(state: ServerState) -> Endpoint:
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != state.model_name:
+            raise model_not_found(name, state.model_name)
+        return _json(_card(state))
+
+    return model
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _error_response(error)
+
+
+async def _routing_error(request: Request, error: Exception) -> Response:
+    """404 for an unknown path, 405 with an Allow header for a wrong method."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {shown(request.url.path)}"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        answer = ApiError(405, f"{asked} is not allowed: use {allowed}", code="method_not_allowed")
+    elif error.status_code == 404:
+        answer = ApiError(404, f"There is no {asked}", code="not_found")
+    else:
+        answer = ApiError(error.status_code, error.detail)
+    return _error_response(answer, dict(error.headers or {}))
+
+
+async def _unexpected_error(request: Request, error: Exception) -> Response:
+    """The client learns nothing of it; the server's log has the traceback."""
+    return _error_response(server_error("Internal server error"))

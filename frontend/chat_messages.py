@@ -1,0 +1,78 @@
+"""The messages of a chat request, checked and brought to the form that templates take.
+
+Content becomes one string: text parts are joined by line feeds. What is known and not built (tool
+calls, images, audio, files) is refused by name. Called by `chat_route.py`.
+"""
+
+from typing import Any
+
+from cearx.frontend.errors import ApiError, invalid, not_supported, shown
+
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+"""The roles of the API and those of the templates."""
+
+UNBUILT_FIELDS = ("tool_calls", "function_call", "audio")
+UNBUILT_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal")
+TEXT_FIELDS = ("name", "tool_call_id")
+"""Passed on to the template when they are there."""
+
+
+def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Raises ApiError (400) that names the message."""
+    return [_template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _template_message(at: str, message: dict[str, Any]) -> dict[str, str]:
+    if "role" not in message:
+        raise invalid(f"{at}.role", f"{at}.role is required", "missing_required_parameter")
+    role = message["role"]
+    if not isinstance(role, str) or role not in ROLES:
+        allowed = ", ".join(ROLES)
+        raise invalid(
+            f"{at}.role", f"Invalid value {shown(role)} for {at}.role: expected one of {allowed}"
+        )
+    for field in UNBUILT_FIELDS:
+        if message.get(field) not in (None, []):
+            raise not_supported(f"{at}.{field}", f"{at}.{field} is not supported by this server")
+    rendered = {"role": ROLES[role], "content": _text(f"{at}.content", message.get("content"))}
+    for field in TEXT_FIELDS:
+        value = message.get(field)
+        if value is not None:
+            if not isinstance(value, str):
+                raise _not_text(f"{at}.{field}", value)
+            rendered[field] = value
+    return rendered
+
+
+def _text(at: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise invalid(at, f"{at} is required", "missing_required_parameter")
+    if not isinstance(content, list):
+        raise _not_text(at, content)
+    return "\n".join(_part_text(f"{at}[{i}]", part) for i, part in enumerate(content))
+
+
+def _part_text(at: str, part: Any) -> str:
+    if not isinstance(part, dict):
+        raise _not_text(at, part)
+    kind = part.get("type")
+    if kind in UNBUILT_PARTS:
+        raise not_supported(f"{at}.type", f"Parts of type {shown(kind)} ({at}) are not supported")
+    if kind != "text":
+        raise invalid(f"{at}.type", f'Invalid value {shown(kind)} for {at}.type: expected "text"')
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise _not_text(f"{at}.text", text)
+    return text
+
+
+def _not_text(at: str, value: Any) -> ApiError:
+    return invalid(at, f"Invalid value {shown(value)} for {at}: expected a text", "invalid_type")

@@ -1,0 +1,100 @@
+"""POST /v1/chat/completions: from a conversation to a plan of its answer."""
+
+import time
+from typing import Any
+
+from anyio import to_thread
+
+from cearx.frontend.answer_format import ChatFormat
+from cearx.frontend.chat_messages import template_messages
+from cearx.frontend.chat_template import ChatTemplate, ChatTemplateError, require
+from cearx.frontend.errors import ApiError, invalid, not_supported, shown
+from cearx.frontend.generation_route import build_plan, check_model
+from cearx.frontend.openai_types import ChatCompletionRequest
+from cearx.frontend.prompts import Prompt, PromptPacker
+from cearx.frontend.respond import AnswerPlan
+from cearx.frontend.sampling import build_generation, check_num_logprobs
+from cearx.frontend.server_state import ServerState
+
+TEMPLATE_KWARGS = (
+    "date_string",
+    "enable_thinking",
+    "preserve_thinking",
+    "reasoning_effort",
+    "thinking",
+    "thinking_budget",
+)
+"""What a client may set in a template; others are refused, for a misspelt one would do nothing."""
+MAX_KWARG_CHARS = 256
+
+
+async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
+    """Raises ApiError."""
+    request = state.parser.parse(body, ChatCompletionRequest)
+    check_model(state, request.model)
+    engine = state.client.require_ready()
+    generation = build_generation(
+        request,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
+        num_logprobs=_num_logprobs(request, state.config.max_logprobs),
+        engine=engine,
+        defaults=state.defaults,
+        eos_token_ids=state.eos_token_ids,
+    )
+    messages = template_messages(request.messages)
+    kwargs = _template_kwargs(request.chat_template_kwargs or {})
+    packer = PromptPacker(engine=engine, hash_secret=state.hash_secret)
+
+    def make_prompt() -> Prompt:
+        text = _render(
+            state.chat_template, messages, request.add_generation_prompt is not False, kwargs
+        )
+        token_ids = state.tokenizer.encode(
+            text, add_special_tokens=bool(request.add_special_tokens)
+        )
+        return packer.pack("messages", token_ids, request.cache_salt)
+
+    prompt = await to_thread.run_sync(make_prompt, limiter=state.prompt_threads)
+    answer_format = ChatFormat(
+        state.model_name,
+        int(time.time()),
+        state.tokenizer.token_bytes,
+        announces_usage=generation.include_usage,
+    )
+    return build_plan(state, generation, [prompt], answer_format)
+
+
+def _num_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
+    if request.top_logprobs is None:
+        return 0 if request.logprobs else None
+    if not request.logprobs:
+        message = f"top_logprobs needs logprobs to be true, got {shown(request.logprobs)}"
+        raise invalid("top_logprobs", message)
+    return check_num_logprobs("top_logprobs", request.top_logprobs, limit)
+
+
+def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    for name, value in kwargs.items():
+        if name not in TEMPLATE_KWARGS:
+            allowed = ", ".join(TEMPLATE_KWARGS)
+            message = f"chat_template_kwargs may set {allowed}; got {shown(name)}"
+            raise not_supported("chat_template_kwargs", message)
+        if isinstance(value, str) and len(value) > MAX_KWARG_CHARS:
+            param = f"chat_template_kwargs.{name}"
+            message = f"{param} must have at most {MAX_KWARG_CHARS} characters, got {len(value)}"
+            raise invalid(param, message)
+    return kwargs
+
+
+def _render(
+    template: ChatTemplate | None,
+    messages: list[dict[str, str]],
+    add_generation_prompt: bool,
+    kwargs: dict[str, Any],
+) -> str:
+    try:
+        return require(template).render(
+            messages, add_generation_prompt=add_generation_prompt, **kwargs
+        )
+    except ChatTemplateError as error:
+        raise ApiError(400, str(error), param="messages", code="chat_template_error") from None

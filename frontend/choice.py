@@ -1,0 +1,133 @@
+"""One choice of an answer: the engine's tokens in, text and log-probabilities out.
+
+Owns detokenising, stop strings and the reason for the end. Streams and whole bodies are both made
+of the `ChoiceDelta`s that come from here, which is why they cannot differ. Called by `respond.py`.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from cearx.core.events import FinishReason
+from cearx.core.messages import Output, TokenLogprobs
+from cearx.frontend.detokenizer import IncrementalDetokenizer
+from cearx.frontend.errors import server_error
+from cearx.frontend.stop_strings import StopStringMatcher
+
+
+class TokenRecord(msgspec.Struct, kw_only=True):
+    """One token with its log-probabilities and where its text begins in the choice's text."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+    text_offset: int
+
+
+class ChoiceDelta(msgspec.Struct, kw_only=True):
+    """What some tokens added to a choice."""
+
+    index: int
+    text: str = ""
+    num_tokens: int = 0
+    records: list[TokenRecord] = []
+    """Empty unless log-probabilities were asked for."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a client would learn nothing from it."""
+        return not self.text and not self.records and self.finish_reason is None
+
+
+def join_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """Successive deltas of one choice as one; there is at least one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    return ChoiceDelta(
+        index=deltas[0].index,
+        text="".join([delta.text for delta in deltas]),
+        num_tokens=sum(delta.num_tokens for delta in deltas),
+        records=[record for delta in deltas for record in delta.records],
+        finish_reason=deltas[-1].finish_reason,
+        stop_reason=deltas[-1].stop_reason,
+    )
+
+
+class Choice:
+    """`push` outputs in order until `is_finished`."""
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: IncrementalDetokenizer,
+        *,
+        stops: tuple[str, ...] = (),
+        include_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
+        self.index = index
+        self.num_tokens = 0
+        self.is_finished = False
+        self.met_stop_string = False
+        """True when the text ended it and the engine does not know."""
+        self._detokenizer = detokenizer
+        self._matcher = StopStringMatcher(stops, include_stop) if stops else None
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens
+        self._text_length = 0
+        """Characters decoded so far, shown or held back."""
+
+    def push(self, output: Output) -> ChoiceDelta:
+        """Raises ApiError (500) when the engine failed to compute this request."""
+        assert not self.is_finished, f"output for choice {self.index} after its end"
+        if output.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
+            raise server_error("The engine failed to compute this request", "request_failed")
+        delta = ChoiceDelta(index=self.index)
+        last = len(output.token_ids) - 1
+        for position, token_id in enumerate(output.token_ids):
+            is_stop = output.finish_reason is FinishReason.STOP and position == last
+            if output.logprobs is not None:
+                record = TokenRecord(
+                    token_id=token_id,
+                    logprobs=output.logprobs[position],
+                    text_offset=self._text_length,
+                )
+                delta.records.append(record)
+            self.num_tokens += 1
+            delta.num_tokens += 1
+            # The token that ends a generation is counted, but is no part of its text.
+            shows = not is_stop or self._include_stop
+            delta.text += self._show(self._detokenizer.push((token_id,)) if shows else "")
+            if self.met_stop_string:
+                return self._end_at_stop_string(delta)
+        if output.finish_reason is not None:
+            self._end(delta, output)
+        return delta
+
+    def _show(self, text: str) -> str:
+        self._text_length += len(text)
+        if self._matcher is None or self.num_tokens <= self._min_tokens:
+            return text
+        shown = self._matcher.push(text)
+        self.met_stop_string = self._matcher.matched is not None
+        return shown
+
+    def _end(self, delta: ChoiceDelta, output: Output) -> None:
+        delta.text += self._show(self._detokenizer.finish())
+        if self.met_stop_string:
+            self._end_at_stop_string(delta)
+            return
+        if self._matcher is not None:
+            delta.text += self._matcher.flush()
+        self.is_finished = True
+        is_stop = output.finish_reason is FinishReason.STOP
+        delta.finish_reason = "stop" if is_stop else "length"
+        delta.stop_reason = output.stop_token_id
+
+    def _end_at_stop_string(self, delta: ChoiceDelta) -> ChoiceDelta:
+        assert self._matcher is not None
+        self.is_finished = True
+        delta.finish_reason = "stop"
+        delta.stop_reason = self._matcher.matched
+        return delta

@@ -1,0 +1,101 @@
+"""Every error that a client can see, and the one place where it becomes an OpenAI error object.
+
+Code that finds bad input raises `ApiError` (mostly through the constructors below); routes turn it
+into a response or into an event of a running stream. Messages name the value and the limit; a
+client's value is shown as cut, escaped JSON and nothing internal is ever shown.
+"""
+
+import msgspec
+
+from cearx.core.events import RefusalReason
+from cearx.core.messages import Refused
+
+SHOWN_VALUE_CHARS = 64
+
+
+class ErrorObject(msgspec.Struct, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, kw_only=True):
+    error: ErrorObject
+
+
+class ApiError(Exception):
+    """An answer other than success: HTTP status and OpenAI's error fields."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = ErrorObject(message=message, type=kind, param=param, code=code)
+
+    def body(self) -> bytes:
+        return msgspec.json.encode(ErrorBody(error=self.error))
+
+
+def shown(value: object) -> str:
+    """A client's value for an error message: JSON, cut, control characters escaped."""
+    text = msgspec.json.encode(value).decode()
+    if len(text) > SHOWN_VALUE_CHARS:
+        text = text[:SHOWN_VALUE_CHARS] + "..."
+    return text.replace("\x7f", "\\u007f")
+
+
+def invalid(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:
+    """400: a field is out of range, of a wrong type or in conflict with another."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def not_supported(param: str, message: str) -> ApiError:
+    """400: a known feature that this server does not have."""
+    return ApiError(400, message, param=param, code="unsupported_parameter")
+
+
+def model_not_found(name: str, served: str) -> ApiError:
+    message = f"The model {shown(name)} does not exist; this server serves {shown(served)}"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def prompt_too_long(param: str, num_tokens: int, context_length: int) -> ApiError:
+    return invalid(
+        param,
+        f"The prompt has {num_tokens} tokens, but the model's context holds {context_length} "
+        "tokens and at least one must stay free for the answer",
+        "context_length_exceeded",
+    )
+
+
+def refused(refusal: Refused) -> ApiError:
+    """400 for what the core refused at its door; both sizes are in the message."""
+    sizes = f"{refusal.num_tokens} tokens are asked for and there are {refusal.limit_tokens}"
+    match refusal.reason:
+        case RefusalReason.PROMPT_TOO_LONG:
+            return prompt_too_long("prompt", refusal.num_tokens, refusal.limit_tokens)
+        case RefusalReason.POOL_TOO_SMALL:
+            message = f"Prompt and max_tokens need more KV cache than the server has: {sizes}"
+            return invalid("max_tokens", message, "context_length_exceeded")
+        case RefusalReason.EMPTY_PROMPT:
+            return invalid("prompt", "The prompt must have at least one token, got 0")
+        case RefusalReason.NO_OUTPUT:
+            return invalid("max_tokens", f"max_tokens must be at least 1: {sizes}")
+
+
+def server_error(message: str, code: str = "internal_error") -> ApiError:
+    """500: the server is at fault; the message is a constant."""
+    return ApiError(500, message, kind="server_error", code=code)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """503: not now."""
+    return ApiError(503, message, kind="server_error", code=code)

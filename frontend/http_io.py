@@ -1,0 +1,75 @@
+"""Reading request bodies and writing whole responses, on bare ASGI.
+
+Owns the size limit of bodies, counted as they arrive whatever Content-Length says. Called by the
+routes.
+"""
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from cearx.frontend.errors import ApiError
+
+DISCARD_BYTES = 64 * 1024 * 1024
+DISCARD_S = 2.0
+"""What is still read of a body that is too large: a client that is cut off in the middle of
+sending would see a broken connection and not the answer."""
+
+
+class ClientDisconnected(Exception):
+    """The client went away before its request was complete."""
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body; raises ApiError (413) as soon as it is larger than `limit` bytes."""
+    declared = _content_length(scope)
+    if declared is not None and declared > limit:
+        raise _too_large(declared, limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(size, limit)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _content_length(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value)  # the HTTP parser accepts nothing but digits
+    return None
+
+
+def _too_large(size: int, limit: int) -> ApiError:
+    message = f"The body must be at most {limit} bytes, got at least {size}"
+    return ApiError(413, message, code="request_too_large")
+
+
+async def send_body(send: Send, status: int, body: bytes, *, more_body: bool = False) -> None:
+    """A JSON response with its length; with `more_body` the caller ends it by an empty body."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": more_body})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    await send_body(send, error.status, error.body())
+
+
+async def refuse_body(receive: Receive, send: Send, error: ApiError) -> None:
+    """Answers at once, then lets the client finish sending within bounds."""
+    await send_body(send, error.status, error.body(), more_body=True)
+    discarded = 0
+    with anyio.move_on_after(DISCARD_S):
+        while discarded < DISCARD_BYTES:
+            message = await receive()
+            discarded += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                break
+    await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,58 @@
+"""hypercorn, configured for long streams on a socket that the supervisor opened.
+
+Its defaults are made for short answers: they cut keep-alive connections after 1,000 requests or 5
+seconds and limit how fast new ones come in. Called by `process.py`.
+"""
+
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+from hypercorn.typing import ASGIFramework
+from starlette.applications import Starlette
+
+BACKLOG = 4096
+KEEP_ALIVE_S = 75.0
+GRACEFUL_S = 2.0
+"""For the last bytes of streams that were ended; nothing is generated any more."""
+TCP_USER_TIMEOUT_MS = 60_000
+"""The kernel drops a connection whose peer takes nothing for so long: closing one flushes it."""
+
+
+def hypercorn_config(listen_fd: int) -> Config:
+    config = Config()
+    config.bind = [f"fd://{listen_fd}"]
+    config.backlog = BACKLOG
+    config.graceful_timeout = GRACEFUL_S
+    config.keep_alive_timeout = KEEP_ALIVE_S
+    config.keep_alive_max_requests = 1_000_000_000
+    config.h11_max_incomplete_size = 16 * 1024
+    config.max_app_queue_size = 64
+    config.accesslog = None
+    config.errorlog = "-"
+    config.loglevel = "WARNING"
+    config.include_server_header = False
+    return config
+
+
+async def serve_http(
+    app: Starlette, listen_fd: int, run_until_end: Callable[[], Awaitable[None]]
+) -> None:
+    """Serves until `run_until_end` returns; it is called when connections are accepted."""
+    _drop_stuck_peers(listen_fd)
+    # Starlette types ASGI messages as mappings, hypercorn as one TypedDict a kind.
+    asgi_app = cast(ASGIFramework, app)
+    await serve(asgi_app, hypercorn_config(listen_fd), shutdown_trigger=run_until_end, mode="asgi")
+
+
+def _drop_stuck_peers(listen_fd: int) -> None:
+    """Accepted connections inherit the option."""
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or not TCP
+        listener = socket.socket(fileno=listen_fd)
+        try:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+        finally:
+            listener.detach()

@@ -1,0 +1,115 @@
+"""The bodies that clients send, as OpenAI's API and vLLM's extensions define them.
+
+Types and plain ranges only; what needs the model, the server's configuration or another field is
+checked where it is used (`sampling.py`, `prompts.py`, `chat_messages.py`). A field that is missing
+here is unknown or not built (`request_fields.py`). Null means the same as absence.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+MAX_CHOICES_PER_PROMPT = 8
+"""Largest n: every choice is a request of its own for the engine."""
+MAX_PROMPTS = 64
+"""Most prompts in one completion request."""
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_LOGIT_BIAS_VALUE = 100.0
+INT64_MAX = 2**63 - 1
+
+UnitInterval = Annotated[float, Meta(ge=0.0, le=1.0)]
+OpenAIPenalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    """One more chunk, with no choices, carries the usage of the whole request."""
+    continuous_usage_stats: bool | None = None
+    """With include_usage: every chunk carries the usage up to there."""
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """What both routes take."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
+    max_tokens: PositiveInt | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    """-1 and 0 keep the whole vocabulary."""
+    min_p: UnitInterval | None = None
+    seed: Annotated[int, Meta(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    presence_penalty: OpenAIPenalty | None = None
+    frequency_penalty: OpenAIPenalty | None = None
+    logit_bias: Annotated[dict[str, Any], Meta(max_length=MAX_LOGIT_BIAS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+
+    # Hints for OpenAI's own fleet; they change nothing in an answer.
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class ChatCompletionRequest(GenerationRequest, kw_only=True):
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_completion_tokens: PositiveInt | None = None
+    """Goes before max_tokens, its old name."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: Any
+    """Text, token ids, or a list of either; `prompts.py` checks it."""
+    logprobs: Annotated[int, Meta(ge=0)] | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "cearx"
+    root: str
+    parent: str | None = None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]

@@ -1,0 +1,142 @@
+"""The frontend process: loads what it needs of the model, joins the core, serves HTTP, ends.
+
+Owns the order of start and end and nothing of a request. SIGTERM stops accepting, ends running
+requests with an error that says so, and exits 0 within a few seconds. Started by the supervisor.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import anyio
+import structlog
+import zmq
+
+from cearx.core.child import StartupError, SupervisorLink, read_launch
+from cearx.core.config import FrontendLaunch
+from cearx.frontend.app import build_app
+from cearx.frontend.chat_template import load_chat_template
+from cearx.frontend.engine_client import EngineClient
+from cearx.frontend.errors import ApiError
+from cearx.frontend.generation_defaults import load_generation_defaults
+from cearx.frontend.http_server import serve_http
+from cearx.frontend.request_fields import RequestParser
+from cearx.frontend.server_state import ServerState
+from cearx.frontend.tokenizer import load_tokenizer
+
+PROMPT_THREADS = 2
+END_WITHIN_S = 3.0
+"""From SIGTERM to the end, whatever the connections do."""
+
+log = structlog.get_logger()
+
+
+def main() -> int:
+    launch = read_launch(FrontendLaunch)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    supervisor = SupervisorLink(context, launch, f"frontend-{launch.frontend_index}")
+    try:
+        _run(_serve(launch, context, supervisor))
+    except StartupError as error:
+        supervisor.failed(str(error))
+        return 1
+    finally:
+        context.destroy(linger=500)
+    return 0
+
+
+def _run(main_coroutine: Coroutine[Any, Any, None]) -> None:
+    """On uvloop where it exists."""
+    try:
+        import uvloop
+
+        loop_factory = uvloop.new_event_loop
+    except ImportError:
+        loop_factory = None
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main_coroutine)
+
+
+async def _serve(
+    launch: FrontendLaunch, context: zmq.Context[zmq.Socket[bytes]], supervisor: SupervisorLink
+) -> None:
+    end_requested = anyio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end_requested.set)
+    client = EngineClient(context, launch.runtime_dir, launch.boot_id, launch.frontend_index)
+    try:
+        supervisor.progress("loading tokenizer")
+        state = await anyio.to_thread.run_sync(_load, launch, client)
+        supervisor.progress("waiting for the engine")
+        await _wait_ready(client, end_requested)
+        if not end_requested.is_set():
+            await _serve_until(end_requested, launch, state, supervisor)
+    finally:
+        client.close()
+
+
+def _load(launch: FrontendLaunch, client: EngineClient) -> ServerState:
+    """Raises StartupError."""
+    config, files = launch.config, launch.model
+    tokenizer = load_tokenizer(files)
+    defaults = load_generation_defaults(files)
+    ends = {*tokenizer.eos_token_ids, *defaults.eos_token_ids}
+    return ServerState(
+        config=config,
+        model_name=config.served_model_name or files.name,
+        model_root=files.name,
+        created=int(time.time()),
+        client=client,
+        tokenizer=tokenizer,
+        chat_template=load_chat_template(files, tokenizer, config.chat_template),
+        defaults=defaults,
+        eos_token_ids=tuple(sorted(ends)),
+        hash_secret=launch.hash_secret,
+        parser=RequestParser(config.strict_params),
+        prompt_threads=anyio.CapacityLimiter(PROMPT_THREADS),
+    )
+
+
+async def _wait_ready(client: EngineClient, end_requested: anyio.Event) -> None:
+    async def stop_waiting(scope: anyio.CancelScope) -> None:
+        await end_requested.wait()
+        scope.cancel()
+
+    failure: ApiError | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(stop_waiting, group.cancel_scope)
+        try:
+            await client.wait_ready()
+        except ApiError as error:
+            failure = error
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise StartupError(failure.error.message)
+
+
+async def _serve_until(
+    end_requested: anyio.Event,
+    launch: FrontendLaunch,
+    state: ServerState,
+    supervisor: SupervisorLink,
+) -> None:
+    scope = anyio.CancelScope()
+
+    async def run_until_end() -> None:
+        # What lives until here lives as long as the process: the collector need not visit it.
+        gc.collect()
+        gc.freeze()
+        supervisor.ready()
+        await end_requested.wait()
+        log.info("ending", running=state.client.num_outstanding)
+        state.client.shut_down()
+        scope.deadline = anyio.current_time() + END_WITHIN_S
+
+    app = build_app(state)
+    with scope:
+        await serve_http(app, launch.listen_fd, run_until_end)
+    if scope.cancelled_caught:
+        log.warning("connections did not end in time", pid=os.getpid())

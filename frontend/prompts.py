@@ -1,0 +1,104 @@
+"""From what a client sends as a prompt to what the engine takes: checked ids, packed and hashed.
+
+Everything here is pure and may take long for a long prompt, so the routes call it in a thread.
+Raises `ApiError`; nothing that leaves here can be wrong for the engine except its length, which
+`sampling.py` checks together with max_tokens.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from cearx.core.block_hash import prompt_hashes, root_hash
+from cearx.core.identifiers import BlockHash
+from cearx.core.messages import EngineReady, pack_tokens
+from cearx.frontend.errors import invalid, shown
+from cearx.frontend.openai_types import MAX_PROMPTS
+from cearx.frontend.tokenizer import Tokenizer
+
+TAIL_TOKENS = 8
+"""Last ids of a prompt that the detokenizer gets: more than the bytes of any one character."""
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    param: str
+    """The field it came from, for errors."""
+    num_tokens: int
+    token_ids: bytes
+    """`pack_tokens`."""
+    tail: tuple[int, ...]
+    block_hashes: tuple[BlockHash, ...]
+    cache_root: BlockHash
+
+
+class PromptPacker(msgspec.Struct, frozen=True, kw_only=True):
+    """Packs and hashes ids for one engine."""
+
+    engine: EngineReady
+    hash_secret: bytes
+
+    def pack(self, param: str, token_ids: Sequence[int], cache_salt: str | None) -> Prompt:
+        """Raises ApiError for an empty prompt and for ids outside the vocabulary."""
+        if not token_ids:
+            raise invalid(param, f"{param} must have at least one token, got 0")
+        limit = self.engine.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= limit:
+            bad = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < limit)
+            raise invalid(
+                f"{param}[{bad}]",
+                f"Token id {shown(token_ids[bad])} at {param}[{bad}] is not in the vocabulary of "
+                f"{limit} tokens",
+            )
+        packed = pack_tokens(tuple(token_ids))
+        root = root_hash(self.hash_secret, cache_salt)
+        hashes: tuple[BlockHash, ...] = ()
+        if self.engine.enable_prefix_caching:
+            hashes = prompt_hashes(self.hash_secret, root, packed, self.engine.block_size)
+        return Prompt(
+            param=param,
+            num_tokens=len(token_ids),
+            token_ids=packed,
+            tail=tuple(token_ids[-TAIL_TOKENS:]),
+            block_hashes=hashes,
+            cache_root=root,
+        )
+
+
+def encode_completion_prompts(
+    prompt: Any,
+    tokenizer: Tokenizer,
+    packer: PromptPacker,
+    add_special_tokens: bool,
+    cache_salt: str | None,
+) -> list[Prompt]:
+    """A text, a list of token ids, or a list of at most MAX_PROMPTS texts and lists of ids."""
+
+    def encode(param: str, item: Any) -> Prompt:
+        if isinstance(item, str):
+            ids = tokenizer.encode(item, add_special_tokens=add_special_tokens)
+            return packer.pack(param, ids, cache_salt)
+        return packer.pack(param, _checked_ids(param, item), cache_salt)
+
+    if isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt):
+        if len(prompt) > MAX_PROMPTS:
+            raise invalid("prompt", f"prompt may hold {MAX_PROMPTS} prompts, got {len(prompt)}")
+        return [encode(f"prompt[{index}]", item) for index, item in enumerate(prompt)]
+    return [encode("prompt", prompt)]
+
+
+def _checked_ids(param: str, item: Any) -> list[int]:
+    if not isinstance(item, list):
+        raise invalid(
+            param,
+            f"Invalid value {shown(item)} for {param}: expected a text, a list of token ids, "
+            "or a list of either",
+            "invalid_type",
+        )
+    for index, token_id in enumerate(item):
+        if type(token_id) is not int:  # bool is a subclass of int and no token id
+            at = f"{param}[{index}]"
+            raise invalid(
+                at, f"Invalid value {shown(token_id)} for {at}: expected a token id", "invalid_type"
+            )
+    return item

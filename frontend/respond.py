@@ -1,0 +1,151 @@
+"""From the engine's outputs to the client: one event stream or one body, from the same deltas.
+
+Owns the order of events, coalescing, usage and the end of a stream, whatever ends it. Never knows
+which route it serves. Called by `generation_route.py`.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+import structlog
+from starlette.types import Send
+
+from cearx.core.events import CancelReason
+from cearx.core.messages import Output
+from cearx.frontend.answer_format import DONE_EVENT, AnswerFormat
+from cearx.frontend.choice import Choice, ChoiceDelta, join_deltas
+from cearx.frontend.engine_client import EngineClient, EngineRequest, RequestStream
+from cearx.frontend.errors import ApiError, server_error
+from cearx.frontend.http_io import send_body
+from cearx.frontend.openai_types import PromptTokensDetails, Usage
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+log = structlog.get_logger()
+
+
+class AnswerPlan(msgspec.Struct, kw_only=True):
+    """All that it takes to answer one HTTP request."""
+
+    requests: list[EngineRequest]
+    choices: list[Choice]
+    """One for each request, in order."""
+    choices_per_prompt: int
+    num_prompt_tokens: int
+    format: AnswerFormat
+    stream: bool
+    stream_interval: int
+    """At most so many tokens in an event."""
+    include_usage: bool
+    continuous_usage: bool
+    shows_cached_tokens: bool
+
+
+class Answer:
+    """The state of one answer in the making."""
+
+    def __init__(self, plan: AnswerPlan, stream: RequestStream) -> None:
+        self._plan = plan
+        self._stream = stream
+        self._num_cached_tokens = 0
+        self._was_shown: set[int] = set()
+
+    def take(self, batch: Iterable[tuple[int, Output]]) -> list[ChoiceDelta]:
+        """Turns outputs into deltas, in order; takes back requests that a stop string ended."""
+        deltas = []
+        for index, output in batch:
+            choice = self._plan.choices[index]
+            if choice.is_finished:
+                continue
+            if output.num_cached_tokens and index % self._plan.choices_per_prompt == 0:
+                self._num_cached_tokens += output.num_cached_tokens
+            deltas.append(choice.push(output))
+            if choice.met_stop_string:
+                self._stream.cancel(index, CancelReason.STOP_STRING)
+        return deltas
+
+    def events(self, batch: Iterable[tuple[int, Output]]) -> bytes:
+        """What has gathered, as events of at most stream_interval tokens (one output at least)."""
+        gathered: dict[int, list[ChoiceDelta]] = {}
+        events: list[bytes] = []
+        for delta in self.take(batch):
+            deltas = gathered.setdefault(delta.index, [])
+            num_tokens = delta.num_tokens + sum(d.num_tokens for d in deltas)
+            if deltas and num_tokens > self._plan.stream_interval:
+                events.append(self._event(deltas))
+                gathered[delta.index] = [delta]
+            else:
+                deltas.append(delta)
+        events += map(self._event, gathered.values())
+        return b"".join(events)
+
+    def _event(self, deltas: list[ChoiceDelta]) -> bytes:
+        delta = join_deltas(deltas)
+        if delta.is_silent:
+            return b""
+        is_first = delta.index not in self._was_shown
+        self._was_shown.add(delta.index)
+        usage = self.usage() if self._plan.continuous_usage else None
+        return self._plan.format.chunk(delta, is_first=is_first, usage=usage)
+
+    def usage(self) -> Usage:
+        plan = self._plan
+        num_completion_tokens = sum(choice.num_tokens for choice in plan.choices)
+        details = None
+        if plan.shows_cached_tokens:
+            details = PromptTokensDetails(cached_tokens=self._num_cached_tokens)
+        return Usage(
+            prompt_tokens=plan.num_prompt_tokens,
+            completion_tokens=num_completion_tokens,
+            total_tokens=plan.num_prompt_tokens + num_completion_tokens,
+            prompt_tokens_details=details,
+        )
+
+
+async def respond(client: EngineClient, plan: AnswerPlan, send: Send) -> None:
+    """Generates and sends the whole answer.
+
+    Raises ApiError as long as nothing was sent; later errors become the stream's last event.
+    """
+    with client.submit(plan.requests) as stream:
+        answer = Answer(plan, stream)
+        if plan.stream:
+            await _send_stream(plan, stream, answer, send)
+        else:
+            await _send_whole(plan, stream, answer, send)
+
+
+async def _send_whole(plan: AnswerPlan, stream: RequestStream, answer: Answer, send: Send) -> None:
+    deltas: list[list[ChoiceDelta]] = [[] for _ in plan.choices]
+    async for batch in stream:
+        for delta in answer.take(batch):
+            deltas[delta.index].append(delta)
+    choices = [join_deltas(of_choice) for of_choice in deltas]
+    await send_body(send, 200, plan.format.body(choices, answer.usage()))
+
+
+async def _send_stream(plan: AnswerPlan, stream: RequestStream, answer: Answer, send: Send) -> None:
+    has_started = False
+    try:
+        async for batch in stream:
+            events = answer.events(batch)
+            if not events:
+                continue
+            if not has_started:
+                has_started = True
+                start = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
+                await send(start)
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+        last = plan.format.usage_chunk(answer.usage()) if plan.include_usage else b""
+    except Exception as error:
+        if not has_started:
+            raise
+        if not isinstance(error, ApiError):
+            log.exception("a stream failed")
+            error = server_error("Internal server error")
+        last = b"data: %s\n\n" % error.body()
+    await send({"type": "http.response.body", "body": last + DONE_EVENT, "more_body": False})

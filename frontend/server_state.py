@@ -1,0 +1,37 @@
+"""What the routes of one frontend share; built once by `process.py`, changed by nobody."""
+
+import anyio
+import msgspec
+
+from cearx.core.config import FrontendConfig
+from cearx.core.messages import EngineReady
+from cearx.frontend.chat_template import ChatTemplate
+from cearx.frontend.engine_client import EngineClient
+from cearx.frontend.generation_defaults import GenerationDefaults
+from cearx.frontend.request_fields import RequestParser
+from cearx.frontend.tokenizer import Tokenizer
+
+
+class ServerState(msgspec.Struct, kw_only=True):
+    config: FrontendConfig
+    model_name: str
+    """Name of the model in the API."""
+    model_root: str
+    """What the person called it."""
+    created: int
+    """Unix time of the start, for the model list."""
+    client: EngineClient
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    """None when the model has none: chat is refused then."""
+    defaults: GenerationDefaults
+    eos_token_ids: tuple[int, ...]
+    """Every id that ends a generation, of the tokenizer and of the model's publisher."""
+    hash_secret: bytes
+    parser: RequestParser
+    prompt_threads: anyio.CapacityLimiter
+    """Bounds the threads that render and tokenise, so that streams keep their share of the CPU."""
+
+    def context_length(self, engine: EngineReady) -> int:
+        """Tokens of prompt and output that one request may have: the model's, or the pool's."""
+        return min(engine.max_model_len, engine.num_blocks * engine.block_size)
