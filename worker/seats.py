@@ -19,11 +19,11 @@ class SeatTable:
     def __init__(self, num_seats: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
-        self.block_table_SB: NDArray[np.int32] = np.zeros((num_seats, self.max_blocks), np.int32)
-        self.num_blocks_S: NDArray[np.int32] = np.zeros(num_seats, np.int32)
-        self.num_tokens_S: NDArray[np.int32] = np.zeros(num_seats, np.int32)
+        self.block_table_SB: NDArray[np.int64] = np.zeros((num_seats, self.max_blocks), np.int64)
+        self.num_blocks_S: NDArray[np.int64] = np.zeros(num_seats, np.int64)
+        self.num_tokens_S: NDArray[np.int64] = np.zeros(num_seats, np.int64)
         """Known tokens: of the prompt and sampled."""
-        self.last_token_S: NDArray[np.int32] = np.zeros(num_seats, np.int32)
+        self.last_token_S: NDArray[np.int64] = np.zeros(num_seats, np.int64)
         self._free = list(range(num_seats - 1, -1, -1))
 
     def take(self, num_tokens: int, last_token: int) -> int:

@@ -1,0 +1,72 @@
+"""One step: from the core's message to the tokens it asked for.
+
+Owns the order of a step's work: states, inputs, forward pass, sampling, states. Never touches a
+socket or a clock other than the step's own stopwatch. Called by the process's loop and by warm-up.
+"""
+
+import time
+from typing import Protocol
+
+import torch
+
+from cearx.core.messages import ExecuteStep, StepResult
+from cearx.worker.attention import AttentionMetadata
+from cearx.worker.batch_inputs import BatchInputsBuilder
+from cearx.worker.kv_cache import KVCache
+from cearx.worker.request_states import RequestStates
+from cearx.worker.sampler import Sampler
+
+
+class CausalLM(Protocol):
+    """A model as the step runner sees it."""
+
+    def forward(
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+        logits_indices_R: torch.Tensor,
+    ) -> torch.Tensor:
+        """Writes the tokens' keys and values; answers logits [num_rows, vocab_size] float32."""
+
+
+class StepRunner:
+    """A model, its KV cache, and the requests whose steps it runs."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_cache: KVCache,
+        states: RequestStates,
+        inputs: BatchInputsBuilder,
+        sampler: Sampler,
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._states = states
+        self._inputs = inputs
+        self._sampler = sampler
+
+    @torch.inference_mode()
+    def execute(self, step: ExecuteStep) -> StepResult:
+        """Runs a step to its end. An exception means that no further step can be trusted."""
+        start_ns = time.monotonic_ns()
+        self._states.begin_step(step)
+        rows = ()
+        if step.plan.decodes or step.plan.chunks:
+            batch = self._inputs.build(step.plan)
+            logits_RV = self._model.forward(
+                batch.input_ids_T,
+                batch.positions_T,
+                self._kv_cache,
+                batch.metadata,
+                batch.logits_indices_R,
+            )
+            rows = self._sampler.sample(logits_RV, batch.sampled)
+            self._states.finish_step(rows)
+        return StepResult(
+            step_id=step.plan.step_id,
+            rows=rows,
+            execute_us=(time.monotonic_ns() - start_ns) // 1000,
+        )
