@@ -1,0 +1,92 @@
+"""Runs of a simulated engine that are a function of (config, seed): the load for traces and tests.
+
+Arrivals come in bursts; prompts begin with one of a few common texts or go on from an earlier
+request; some requests stop, fail, or are cancelled while they wait, run, or after they ended.
+"""
+
+from random import Random
+
+from simulated_engine import VOCABULARY, Log, SimulatedEngine
+
+from cearx.core.config import SchedulerConfig
+from cearx.core.identifiers import RequestId
+from cearx.core.scheduler import Scheduler
+
+SMALL = SchedulerConfig(
+    block_size=4,
+    num_blocks=24,
+    max_model_len=64,
+    max_num_seqs=5,
+    max_num_batched_tokens=16,
+    enable_prefix_caching=True,
+)
+"""So tight that every reason to wait, preemption and eviction occur within some dozen steps."""
+
+
+def random_config(random: Random) -> SchedulerConfig:
+    """Any small configuration, down to one block, one seat and one token a step."""
+    max_num_seqs = random.randint(1, 8)
+    return SchedulerConfig(
+        block_size=random.choice([1, 2, 3, 4, 7, 16]),
+        num_blocks=random.randint(1, 40),
+        max_model_len=random.randint(2, 96),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + random.choice([0, 1, 3, 16, 64]),
+        enable_prefix_caching=random.random() < 0.8,
+    )
+
+
+class RandomRun:
+    """One run; `step` is one step with whatever happens around it."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        seed: int,
+        scheduler: Scheduler | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self.engine = SimulatedEngine(config, scheduler, log)
+        self.random = Random(seed)
+        self._texts = [self._tokens(self.random.randint(4, 40)) for _ in range(3)]
+        self._num_arrived = 0
+
+    def run(self, num_steps: int) -> SimulatedEngine:
+        """So many steps, then no arrivals until everyone has ended."""
+        while self.engine.checker.num_steps < num_steps:
+            self.step()
+        self.engine.drain()
+        return self.engine
+
+    def step(self) -> None:
+        self._events()
+        while not self.engine.scheduler.has_work():
+            self._arrive()
+        self.engine.plan()
+        self._events()
+        rows = self.engine.sampling_rows()
+        stopped = [i for i in rows if self.random.random() < 0.03]
+        failed = [i for i in rows if self.random.random() < 0.01]
+        self.engine.finish(stopped, failed)
+
+    def _events(self) -> None:
+        waiting = self.engine.scheduler.num_waiting
+        if self.random.random() < (0.25 if waiting < 4 else 0.02):
+            for _ in range(self.random.randint(1, 4)):
+                self._arrive()
+        if self._num_arrived and self.random.random() < 0.06:
+            recent = self.random.randint(max(0, self._num_arrived - 12), self._num_arrived)
+            self.engine.cancel(RequestId(recent))
+
+    def _arrive(self) -> None:
+        random = self.random
+        prompt = list(random.choice(self._texts))[: random.randint(0, 40)]
+        prompt += self._tokens(random.randint(0, 8))
+        live = list(self.engine.requests.values())
+        if live and random.random() < 0.2:
+            prompt = random.choice(live).token_ids + self._tokens(random.randint(0, 3))
+        self.engine.arrive(prompt, random.choice([0, 1, 2, 5, 16, 30, 45]))
+        self._num_arrived += 1
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(VOCABULARY) for _ in range(count)]

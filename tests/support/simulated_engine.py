@@ -1,0 +1,262 @@
+"""A real scheduler with a fake worker around it, checked after every call.
+
+The worker keeps a fake KV memory: one integer a token place, that stands for this token and all
+before it. Before a step it checks that the places a row reads hold what the request says, so a
+block shared too early, reused too soon or found under a wrong hash is noticed as wrong KV.
+"""
+
+from collections.abc import Container, Iterable, Sequence
+from typing import Protocol
+
+from scheduler_checker import DecisionChecker, check_internals
+
+from cearx.core.block_hash import block_hash, prompt_hashes, root_hash
+from cearx.core.config import SchedulerConfig
+from cearx.core.events import (
+    BlockSealed,
+    CancelReason,
+    CancelRequested,
+    ClockAdvanced,
+    Decision,
+    Event,
+    FinishReason,
+    RequestArrived,
+    RowStopped,
+    StepFinished,
+    StepPlan,
+)
+from cearx.core.identifiers import BlockHash, BlockId, RequestId
+from cearx.core.messages import pack_tokens
+from cearx.core.scheduler import Scheduler
+
+SECRET = bytes(range(32))
+ROOT = root_hash(SECRET, None)
+STEP_US = 8_000
+VOCABULARY = 5
+
+
+class Log(Protocol):
+    """Where records go: a TraceWriter, or a list."""
+
+    def append(self, record: Event | Decision) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class RecordList(list[Event | Decision]):
+    """A log in memory."""
+
+    def flush(self) -> None:
+        """Nothing to do."""
+
+
+class SimulatedRequest:
+    """A request's known tokens with what identifies every prefix of them."""
+
+    def __init__(self, token_ids: Sequence[int], block_size: int) -> None:
+        self.block_size = block_size
+        self.token_ids: list[int] = []
+        self.prefix_ids: list[int] = []
+        """prefix_ids[p] stands for tokens [0, p]."""
+        self.last_hash = ROOT
+        for token_id in token_ids:
+            self.append(token_id)
+
+    def append(self, token_id: int) -> BlockHash | None:
+        """One more token; answers the hash of the block that it fills, if it does."""
+        parent = self.prefix_ids[-1] if self.prefix_ids else 0
+        self.token_ids.append(token_id)
+        self.prefix_ids.append(hash((parent, token_id)))
+        if len(self.token_ids) % self.block_size:
+            return None
+        packed = pack_tokens(self.token_ids[-self.block_size :])
+        self.last_hash = block_hash(SECRET, self.last_hash, packed)
+        return self.last_hash
+
+    def sample(self) -> int:
+        """The next token: a function of all before, from a small vocabulary."""
+        return self.prefix_ids[-1] % VOCABULARY
+
+
+class FakeWorker:
+    """Block tables as the plans tell them, and the fake KV memory."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.block_size = config.block_size
+        self.kv: list[list[int | None]] = [
+            [None] * config.block_size for _ in range(config.num_blocks)
+        ]
+        self.tables: dict[RequestId, list[BlockId]] = {}
+
+    def take_plan(self, plan: StepPlan, live: Container[RequestId]) -> None:
+        """Forgets who is not live any more and does what the plan says to block tables."""
+        self.tables = {i: table for i, table in self.tables.items() if i in live}
+        for request_id in plan.preempted:
+            del self.tables[request_id]
+        for admission in plan.admitted:
+            self.tables[admission.request_id] = []
+        for grant in plan.granted:
+            self.tables[grant.request_id].extend(grant.block_ids)
+
+    def execute(
+        self, plan: StepPlan, requests: dict[RequestId, SimulatedRequest], failed: set[RequestId]
+    ) -> None:
+        """All reads first: rows of one step do not see each other's writes."""
+        rows = [(i, len(requests[i].token_ids) - 1, 1) for i in plan.decodes]
+        rows += [(c.request_id, c.start, c.num_tokens) for c in plan.chunks]
+        for request_id, start, _ in rows:
+            found = [id_ for block in self.tables[request_id] for id_ in self.kv[block]][:start]
+            expected = requests[request_id].prefix_ids[:start]
+            assert found == expected, f"step {plan.step_id}: wrong KV for request {request_id}"
+        for request_id, start, num_tokens in rows:
+            for position in range(start, start + num_tokens):
+                block = self.tables[request_id][position // self.block_size]
+                value = None if request_id in failed else requests[request_id].prefix_ids[position]
+                self.kv[block][position % self.block_size] = value
+
+
+class SimulatedEngine:
+    """Drives a scheduler as the core's shell does: one call, one event; checks after each.
+
+    After `fork`, a scheduler restored from a snapshot runs beside the first one and must agree.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, scheduler: Scheduler | None = None, log: Log | None = None
+    ) -> None:
+        self.config = config
+        self.scheduler = Scheduler(config) if scheduler is None else scheduler
+        self.shadow: Scheduler | None = None
+        self.log: Log = RecordList() if log is None else log
+        self.checker = DecisionChecker(config)
+        self.worker = FakeWorker(config)
+        self.requests: dict[RequestId, SimulatedRequest] = {}
+        """Of live requests."""
+        self.ended: dict[RequestId, FinishReason] = {}
+        self.plan_in_flight: StepPlan | None = None
+        self.num_preemptions = 0
+        self.num_hit_tokens = 0
+        self._in_flight_requests: dict[RequestId, SimulatedRequest] = {}
+        """Of its rows, those cancelled meanwhile included."""
+        self._now_us = 0
+        self._next_id = 0
+
+    def apply(self, event: Event) -> tuple[Decision, ...]:
+        self.log.append(event)
+        outcomes = self.scheduler.apply(event)
+        for outcome in outcomes:
+            self.log.append(outcome)
+        if self.shadow is not None:
+            assert self.shadow.apply(event) == outcomes, f"the restored scheduler differs: {event}"
+        self.checker.on_event(event, outcomes)
+        check_internals(self.scheduler)
+        return outcomes
+
+    def arrive(self, token_ids: Sequence[int], max_tokens: int) -> RequestId:
+        """A request comes in; it may be refused."""
+        request_id = RequestId(self._next_id)
+        self._next_id += 1
+        hashes: tuple[BlockHash, ...] = ()
+        if self.config.enable_prefix_caching:
+            packed = pack_tokens(list(token_ids))
+            hashes = prompt_hashes(SECRET, ROOT, packed, self.config.block_size)
+        refused = self.apply(
+            RequestArrived(
+                request_id=request_id,
+                num_prompt_tokens=len(token_ids),
+                max_tokens=max_tokens,
+                block_hashes=hashes,
+                frontend_index=0,
+            )
+        )
+        if not refused:
+            self.requests[request_id] = SimulatedRequest(token_ids, self.config.block_size)
+        return request_id
+
+    def cancel(self, request_id: RequestId) -> None:
+        """A request is taken back, in whatever state it is."""
+        event = CancelRequested(request_id=request_id, reason=CancelReason.DISCONNECT)
+        self._forget(self.apply(event))
+
+    def plan(self) -> StepPlan:
+        """The next step; call when there is work and nothing in flight."""
+        self._now_us += STEP_US
+        self.apply(ClockAdvanced(now_us=self._now_us))
+        plan = self.scheduler.plan()
+        self.log.append(plan)
+        self.log.flush()
+        if self.shadow is not None:
+            assert self.shadow.plan() == plan, f"the restored scheduler plans otherwise: {plan}"
+        self.checker.on_plan(plan)
+        check_internals(self.scheduler)
+        self.worker.take_plan(plan, self.requests)
+        self.num_preemptions += len(plan.preempted)
+        self.num_hit_tokens += sum(admission.num_cached_tokens for admission in plan.admitted)
+        self.plan_in_flight = plan
+        rows = [*plan.decodes, *(chunk.request_id for chunk in plan.chunks)]
+        self._in_flight_requests = {i: self.requests[i] for i in rows}
+        return plan
+
+    def sampling_rows(self) -> list[RequestId]:
+        """Who gets a token from the step in flight; those cancelled meanwhile left out."""
+        plan = self.plan_in_flight
+        assert plan is not None, "no step in flight"
+        rows = [*plan.decodes, *(chunk.request_id for chunk in plan.chunks if chunk.samples)]
+        return [request_id for request_id in rows if request_id in self.requests]
+
+    def finish(
+        self, stopped: Iterable[RequestId] = (), failed: Iterable[RequestId] = ()
+    ) -> tuple[Decision, ...]:
+        """The step in flight is computed; some of its sampling rows stop or fail."""
+        plan = self.plan_in_flight
+        assert plan is not None, "no step in flight"
+        failures = set(failed)
+        self.worker.execute(plan, self._in_flight_requests, failures)
+        sealed = []
+        for request_id in self.sampling_rows():
+            if request_id in failures:
+                continue
+            request = self.requests[request_id]
+            filled = request.append(request.sample())
+            if filled is not None and self.config.enable_prefix_caching:
+                sealed.append(BlockSealed(request_id=request_id, block_hash=filled))
+        rows = [RowStopped(request_id=i, reason=FinishReason.FAILED) for i in failures]
+        rows += [
+            RowStopped(request_id=i, reason=FinishReason.STOP) for i in stopped if i not in failures
+        ]
+        rows.sort(key=lambda row: row.request_id)
+        event = StepFinished(step_id=plan.step_id, stopped=tuple(rows), sealed=tuple(sealed))
+        self.plan_in_flight = None
+        outcomes = self.apply(event)
+        self._forget(outcomes)
+        return outcomes
+
+    def _forget(self, outcomes: Iterable[Decision]) -> None:
+        for outcome in outcomes:
+            assert outcome.request_id not in self.ended, f"{outcome.request_id} ends twice"
+            self.ended[outcome.request_id] = outcome.reason
+            del self.requests[outcome.request_id]
+
+    def fork(self) -> None:
+        """From here on the restored scheduler decides, and its original must agree with it."""
+        snapshot = self.scheduler.snapshot()
+        if self.shadow is not None:
+            assert self.shadow.snapshot() == snapshot, "equal decisions, other states"
+        restored = type(self.scheduler).restore(self.config, snapshot)
+        assert restored.snapshot() == snapshot, "restore and snapshot are not inverse"
+        self.scheduler, self.shadow = restored, self.scheduler
+
+    def drain(self) -> None:
+        """Runs without new arrivals until everyone has ended, in a bounded number of steps."""
+        left = sum(
+            request.max_tokens + request.num_prompt_tokens for request in self.checker.live.values()
+        )
+        for _ in range(20 + 20 * left):
+            if self.plan_in_flight is not None:
+                self.finish()
+            elif self.scheduler.has_work():
+                self.plan()
+            else:
+                break
+        self.checker.check_idle()
+        assert self.scheduler.pool.num_free == self.config.num_blocks, "blocks are missing"

@@ -1,0 +1,106 @@
+"""Records and trace files for the tests of the trace log and of replay."""
+
+from pathlib import Path
+
+from hypothesis import strategies as st
+from random_run import SMALL, RandomRun
+
+from cearx.core.config import SchedulerConfig
+from cearx.core.events import (
+    Admission,
+    BlockSealed,
+    BlocksGranted,
+    CancelReason,
+    CancelRequested,
+    ClockAdvanced,
+    FinishReason,
+    PrefillChunk,
+    RefusalReason,
+    RequestArrived,
+    RequestEnded,
+    RequestRefused,
+    RequestWaits,
+    RowStopped,
+    StepFinished,
+    StepPlan,
+    WaitReason,
+)
+from cearx.core.trace_records import StepNote
+from cearx.core.trace_writer import TraceWriter
+
+BOOT_ID = 0x1F09C2AA_00112233
+
+u63 = st.integers(0, 2**63 - 1)
+ids = st.integers(0, 300) | u63
+hashes = st.binary(min_size=16, max_size=16)
+
+
+def tuples(elements: st.SearchStrategy) -> st.SearchStrategy:
+    return st.lists(elements, max_size=6).map(tuple)
+
+
+records = st.one_of(
+    st.builds(
+        RequestArrived,
+        request_id=ids,
+        num_prompt_tokens=u63,
+        max_tokens=u63,
+        block_hashes=tuples(hashes),
+        frontend_index=u63,
+    ),
+    st.builds(CancelRequested, request_id=ids, reason=st.sampled_from(CancelReason)),
+    st.builds(
+        StepFinished,
+        step_id=u63,
+        stopped=tuples(st.builds(RowStopped, request_id=ids, reason=st.sampled_from(FinishReason))),
+        sealed=tuples(st.builds(BlockSealed, request_id=ids, block_hash=hashes)),
+    ),
+    st.builds(ClockAdvanced, now_us=u63),
+    st.builds(
+        StepPlan,
+        step_id=u63,
+        decodes=st.lists(ids, max_size=80).map(tuple)
+        | st.lists(ids, max_size=80, unique=True).map(sorted).map(tuple),
+        chunks=tuples(
+            st.builds(
+                PrefillChunk, request_id=ids, start=u63, num_tokens=u63, samples=st.booleans()
+            )
+        ),
+        granted=tuples(st.builds(BlocksGranted, request_id=ids, block_ids=tuples(ids))),
+        admitted=tuples(st.builds(Admission, request_id=ids, num_cached_tokens=u63)),
+        preempted=tuples(ids),
+        waits=tuples(st.builds(RequestWaits, request_id=ids, reason=st.sampled_from(WaitReason))),
+    ),
+    st.builds(RequestEnded, request_id=ids, reason=st.sampled_from(FinishReason)),
+    st.builds(
+        RequestRefused,
+        request_id=ids,
+        reason=st.sampled_from(RefusalReason),
+        num_tokens=u63,
+        limit_tokens=u63,
+    ),
+    st.builds(StepNote, execute_us=u63, schedule_us=u63),
+)
+"""Any record between the header and the end."""
+
+
+def never(reason: str) -> None:
+    """For a writer that must not stop."""
+    raise AssertionError(f"the trace stopped: {reason}")
+
+
+def write_run(
+    folder: Path, num_steps: int, seed: int = 0, config: SchedulerConfig = SMALL, close: bool = True
+) -> Path:
+    """The trace of a random run, with notes, as the core's shell writes it."""
+    writer = TraceWriter.open(folder, config, BOOT_ID, never)
+    run = RandomRun(config, seed, log=writer)
+    for step in range(num_steps):
+        run.step()
+        writer.note_step(8000 + step, 90)
+    if close:
+        run.engine.drain()
+        writer.close()
+    else:
+        writer.flush()
+    return writer.path
