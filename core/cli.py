@@ -156,8 +156,11 @@ def build_app() -> typer.Typer:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; answers its exit code (2 for wrong usage)."""
-    result = build_app()(args=argv, standalone_mode=False)
-    return int(result or 0)
+    try:
+        build_app()(args=argv)
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 0
+    return 0
 
 
 if __name__ == "__main__":
