@@ -284,8 +284,11 @@ class DecisionChecker:
         assert not self.held(), f"never freed: {self.held()}"
 
 
-def check_internals(scheduler: Scheduler) -> None:
-    """Conservation and reference counts of a real scheduler; call between its calls."""
+def check_internals(scheduler: Scheduler, model: DecisionChecker) -> None:
+    """Conservation and reference counts of a real scheduler; call between its calls.
+
+    The model says who holds what, also which blocks a step in flight still writes.
+    """
     pool = scheduler.pool
     running, waiting = list(scheduler._running.values()), list(scheduler._waiting.values())
     tables = [request.block_ids for request in (*running, *scheduler._fenced)]
@@ -294,6 +297,7 @@ def check_internals(scheduler: Scheduler) -> None:
         assert count == held.count(block), f"block {block}: count {count}, {held.count(block)} hold"
     places = sorted([*pool._blank, *pool._cached, *set(held)])
     assert places == list(range(scheduler.config.num_blocks)), f"lost or doubled blocks: {places}"
+    assert set(held) == model.held(), f"held: {set(held)}, should be {model.held()}"
     for block in pool._blank:
         assert pool._hashes[block] is None, f"blank block {block} has a hash"
     for block in pool._cached:
@@ -301,8 +305,8 @@ def check_internals(scheduler: Scheduler) -> None:
     index = {h: block for block, h in enumerate(pool._hashes) if h is not None}
     assert index == pool._by_hash, "the prefix index and the blocks' hashes do not agree"
     assert all(not request.block_ids for request in waiting), "a waiting request holds blocks"
-    assert all(request.state is RequestState.RUNNING for request in running), "state of running"
-    assert all(request.state is RequestState.WAITING for request in waiting), "state of waiting"
+    assert all(request.state == RequestState.RUNNING for request in running), "state of running"
+    assert all(request.state == RequestState.WAITING for request in waiting), "state of waiting"
     order = [request.request_id for request in (*running, *waiting)]
     assert order == sorted(order), f"not in order of arrival: {order}"
     assert not scheduler._fenced or scheduler.step_in_flight is not None, "a fence without a step"

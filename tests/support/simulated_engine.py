@@ -149,7 +149,7 @@ class SimulatedEngine:
         if self.shadow is not None:
             assert self.shadow.apply(event) == outcomes, f"the restored scheduler differs: {event}"
         self.checker.on_event(event, outcomes)
-        check_internals(self.scheduler)
+        check_internals(self.scheduler, self.checker)
         return outcomes
 
     def arrive(self, token_ids: Sequence[int], max_tokens: int) -> RequestId:
@@ -188,7 +188,7 @@ class SimulatedEngine:
         if self.shadow is not None:
             assert self.shadow.plan() == plan, f"the restored scheduler plans otherwise: {plan}"
         self.checker.on_plan(plan)
-        check_internals(self.scheduler)
+        check_internals(self.scheduler, self.checker)
         self.worker.take_plan(plan, self.requests)
         self.num_preemptions += len(plan.preempted)
         self.num_hit_tokens += sum(admission.num_cached_tokens for admission in plan.admitted)

@@ -1,0 +1,132 @@
+"""A state machine over the scheduler: any order of arrivals, steps, cancels, stops and restores.
+
+Every rule runs under the checks of the simulated engine: conservation of blocks, budget, seats,
+order of arrival, rows that continue their requests, the right KV under every row, one end each.
+"""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from simulated_engine import VOCABULARY, SimulatedEngine
+
+from cearx.core.config import SchedulerConfig
+from cearx.core.identifiers import RequestId
+
+TEXTS = [[(i * i + 3 * text) % VOCABULARY for i in range(48)] for text in range(3)]
+NUM_EXAMPLES = 400
+RULES_AT_LEAST = 20_000
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """One scheduler; `num_rules` counts over all examples."""
+
+    num_rules = 0
+    num_engine_steps = 0
+
+    @initialize(
+        block_size=st.sampled_from([1, 3, 4, 16]),
+        num_blocks=st.integers(1, 24),
+        max_model_len=st.integers(2, 64),
+        max_num_seqs=st.integers(1, 5),
+        spare_budget=st.sampled_from([0, 1, 7, 60]),
+        enable_prefix_caching=st.booleans(),
+    )
+    def configure(self, max_num_seqs: int, spare_budget: int, **sizes: int) -> None:
+        self.engine = SimulatedEngine(
+            SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_seqs + spare_budget,
+                **sizes,
+            )
+        )
+        self.num_arrived = 0
+
+    def count(self) -> None:
+        SchedulerMachine.num_rules += 1
+
+    @rule(
+        text=st.sampled_from(TEXTS),
+        length=st.integers(0, 48),
+        tail=st.lists(st.integers(0, VOCABULARY - 1), max_size=3),
+        max_tokens=st.sampled_from([0, 1, 2, 3, 9, 30]),
+    )
+    def arrive(self, text: list[int], length: int, tail: list[int], max_tokens: int) -> None:
+        self.count()
+        self.engine.arrive(text[:length] + tail, max_tokens)
+        self.num_arrived += 1
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data(), tail=st.lists(st.integers(0, VOCABULARY - 1), max_size=3))
+    def continue_a_conversation(self, data: st.DataObject, tail: list[int]) -> None:
+        """A prompt that holds the outputs so far of another request."""
+        self.count()
+        earlier = self.engine.requests[data.draw(st.sampled_from(sorted(self.engine.requests)))]
+        self.engine.arrive(earlier.token_ids + tail, 5)
+        self.num_arrived += 1
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """Any request: waiting, running, in flight, ended, refused or not there yet."""
+        self.count()
+        self.engine.cancel(RequestId(data.draw(st.integers(0, self.num_arrived + 1))))
+
+    @precondition(lambda self: self.engine.plan_in_flight is None)
+    @precondition(lambda self: self.engine.scheduler.has_work())
+    @rule()
+    def plan(self) -> None:
+        self.count()
+        SchedulerMachine.num_engine_steps += 1
+        self.engine.plan()
+
+    @precondition(lambda self: self.engine.plan_in_flight is not None)
+    @rule(stops=st.integers(0, 31), fails=st.integers(0, 31), calm=st.booleans())
+    def finish(self, stops: int, fails: int, calm: bool) -> None:
+        """Bit i of `stops` and `fails` is the i-th sampling row's fate; calm steps have none."""
+        self.count()
+        rows = [] if calm else list(enumerate(self.engine.sampling_rows()))
+        self.engine.finish(
+            [request_id for i, request_id in rows if stops >> i & 1],
+            [request_id for i, request_id in rows if fails >> i & 1],
+        )
+
+    @precondition(lambda self: self.engine.scheduler.has_work())
+    @rule(count=st.integers(1, 8))
+    def go_on(self, count: int) -> None:
+        """Calm steps, so that requests get far."""
+        for _ in range(count):
+            if self.engine.plan_in_flight is not None:
+                self.finish(0, 0, True)
+            elif self.engine.scheduler.has_work():
+                self.plan()
+
+    @rule()
+    def restore(self) -> None:
+        """From here on a restored scheduler decides and must agree with the one it came from."""
+        self.count()
+        self.engine.fork()
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.drain()
+
+
+def test_scheduler_machine() -> None:
+    """20,000 rules hold every invariant, and whatever is pending ends when arrivals stop."""
+    SchedulerMachine.num_rules = SchedulerMachine.num_engine_steps = 0
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(
+            max_examples=NUM_EXAMPLES,
+            stateful_step_count=100,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    assert SchedulerMachine.num_rules >= RULES_AT_LEAST
+    assert SchedulerMachine.num_engine_steps >= RULES_AT_LEAST // 10
