@@ -161,24 +161,32 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def from_hf_config(config: Mapping[str, Any]) -> ModelConfig:
-    """Reads the parsed config.json of a supported architecture.
+def hf_architecture(config: Mapping[str, Any]) -> str:
+    """The first name under `architectures` in a parsed config.json; ValueError without one."""
+    try:
+        return msgspec.convert(config, _HFArchitectures).architectures[0]
+    except (msgspec.ValidationError, IndexError) as error:
+        raise ValueError(f"config.json names no architecture: {error}") from error
+
+
+def from_hf_config(config: Mapping[str, Any], family: Family | None = None) -> ModelConfig:
+    """Reads a parsed config.json; `family` is given for an architecture outside FAMILIES.
 
     Raises UnsupportedModel for what cannot be computed, ValueError for a file that makes no sense.
     """
+    architecture = hf_architecture(config)
+    family = family or FAMILIES.get(architecture)
+    if family is None:
+        raise UnsupportedModel(
+            f"architecture {architecture} is not supported; supported: {', '.join(FAMILIES)}"
+        )
     try:
-        named = msgspec.convert(config, _HFArchitectures).architectures
-        family = FAMILIES.get(named[0]) if named else None
-        if family is None:
-            raise UnsupportedModel(
-                f"architecture {named} is not supported; supported: {', '.join(FAMILIES)}"
-            )
         hf = msgspec.convert(config, _HFConfig)
     except msgspec.ValidationError as error:
         raise ValueError(f"config.json: {error}") from error
     _refuse_unsupported(hf)
     return ModelConfig(
-        architecture=hf.architectures[0],
+        architecture=architecture,
         hidden_size=hf.hidden_size,
         num_layers=hf.num_hidden_layers,
         num_heads=hf.num_attention_heads,

@@ -1,13 +1,12 @@
 """What the worker's loop and the loader expect of a model, built in or from another package.
 
-Owns the two protocols and nothing else. A model is found by architecture name (`registry.py`),
+Owns the protocol and nothing else. A model is found by architecture name (`registry.py`),
 constructed empty, filled by the loader through its weight slots, then called once a step.
 
 T tokens of the step, R sampled rows, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -15,22 +14,16 @@ from torch import Tensor
 
 from cearx.worker.attention import AttentionMetadata
 from cearx.worker.kv_cache import KVCache
-from cearx.worker.model_config import ModelConfig
+from cearx.worker.model_config import Family, ModelConfig
 from cearx.worker.tensor_parallel import TensorParallel
-
-
-@dataclass(frozen=True)
-class WeightSlot:
-    """A place for one tensor of a checkpoint."""
-
-    shape: tuple[int, ...]
-    """Shape of the whole tensor, as it stands in the checkpoint."""
-    fill: Callable[[Tensor], None]
-    """Takes the whole tensor in any float type and keeps this rank's share of it."""
+from cearx.worker.weights import WeightSlot
 
 
 class LanguageModel(Protocol):
     """A decoder that reads and writes paged KV. Call it inside `torch.inference_mode()`."""
+
+    family: Family
+    """What the architecture fixes that config.json does not say."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, tp: TensorParallel) -> None:
         """Allocates weights without filling them."""

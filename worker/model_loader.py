@@ -1,0 +1,103 @@
+"""From a model's files to a model that can compute.
+
+Owns the choice of format, type and class; reading is done by one weight source per format, the fit
+is checked by `weights.py`. Never runs code that comes with a model. Called once by the process.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from cearx.core.child import StartupError
+from cearx.core.config import ModelFiles, WorkerConfig
+from cearx.core.gguf_file import GGUFFile
+from cearx.worker.gguf_loader import GGUFWeights, gguf_model_config
+from cearx.worker.model_config import ModelConfig, from_hf_config, hf_architecture
+from cearx.worker.models.interface import LanguageModel
+from cearx.worker.models.registry import find_model
+from cearx.worker.safetensors_folder import SafetensorsFolder
+from cearx.worker.tensor_parallel import SingleRank
+from cearx.worker.weights import DummyWeights, WeightSlot, WeightSource, fill_slots
+
+CONFIG_FILE = "config.json"
+GGUF_SUFFIX = ".gguf"
+DTYPES = {
+    "auto": torch.float32,  # exact, and the only type that every CPU computes fast
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+IGNORED_SUFFIX = ".rotary_emb.inv_freq"
+"""Old checkpoints store RoPE's frequencies, which follow from the config."""
+TIED_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    model: LanguageModel
+    config: ModelConfig
+    dtype: torch.dtype
+    """Of weights, activations and KV."""
+    weight_bytes: int
+
+
+def load_model(
+    files: ModelFiles, config: WorkerConfig, on_progress: Callable[[int, int], None]
+) -> LoadedModel:
+    """Loads the model; `on_progress` gets tensors done and tensors in all.
+
+    Raises StartupError (UnsupportedModel, WeightMismatch and others) for files that cannot be used.
+    """
+    _check_format(files.path, config.load_format)
+    gguf = GGUFFile(files.path) if files.path.suffix == GGUF_SUFFIX else None
+    model_config, model_type = _describe(files.path, gguf)
+    dtype = DTYPES[config.dtype]
+    try:
+        model = model_type(model_config, dtype, SingleRank())
+    except (RuntimeError, MemoryError) as error:
+        raise StartupError(f"no memory for the weights of {files.name}: {error}") from error
+    slots = model.weight_slots()
+    source: WeightSource
+    if config.load_format == "dummy":
+        source = DummyWeights(slots, config.seed)
+    elif gguf is not None:
+        source = GGUFWeights(gguf)
+    else:
+        source = SafetensorsFolder(files.path)
+    tied = model_config.tie_word_embeddings
+    fill_slots(
+        slots,
+        source,
+        ignored=lambda name: name.endswith(IGNORED_SUFFIX) or (tied and name == TIED_HEAD),
+        on_progress=on_progress,
+    )
+    return LoadedModel(model, model_config, dtype, _weight_bytes(slots, dtype))
+
+
+def _check_format(path: Path, load_format: str) -> None:
+    is_gguf = path.suffix == GGUF_SUFFIX
+    if load_format == "gguf" and not is_gguf:
+        raise StartupError(f"--load-format gguf needs a file {GGUF_SUFFIX}, got {path}")
+    if load_format == "safetensors" and is_gguf:
+        raise StartupError(f"--load-format safetensors needs a folder, got {path}")
+
+
+def _describe(path: Path, gguf: GGUFFile | None) -> tuple[ModelConfig, type[LanguageModel]]:
+    if gguf is not None:
+        model_config = gguf_model_config(gguf)
+        return model_config, find_model(model_config.architecture)
+    config_path = path / CONFIG_FILE
+    try:
+        raw: Mapping[str, Any] = msgspec.json.decode(config_path.read_bytes(), type=dict[str, Any])
+        model_type = find_model(hf_architecture(raw))
+        return from_hf_config(raw, model_type.family), model_type
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{config_path}: {error}") from error
+
+
+def _weight_bytes(slots: Mapping[str, WeightSlot], dtype: torch.dtype) -> int:
+    return sum(torch.Size(slot.shape).numel() for slot in slots.values()) * dtype.itemsize

@@ -1,0 +1,95 @@
+"""A weight matrix stored for fast products with few rows on CPUs.
+
+Owns the layout and the products over it; knows nothing of ranks or checkpoints. A plain product
+with 1 to 64 rows leaves most of a CPU idle; over column blocks that fit the caches, computed as one
+batched product, it runs at memory speed for one row and several times faster for a batch.
+
+T tokens, K input features, N output features = B blocks * W columns.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+MAX_BLOCK_WIDTH = 192
+MIN_BLOCK_WIDTH = 64
+MIN_BLOCKS = 6
+"""Fewer blocks leave threads without work."""
+TILE_ROWS = 256
+"""Rows computed at once: a tile of inputs stays in the cache while all blocks pass over it."""
+
+
+class PackedWeight:
+    """`x @ weight.T (+ bias)` with the weight as [B, K, W]: block b holds columns b*W .. b*W+W-1.
+
+    `unit` is a number of output features that no block may straddle (a merged part's size).
+    """
+
+    def __init__(self, out_features: int, in_features: int, unit: int, dtype: torch.dtype) -> None:
+        self.width = _block_width(out_features, unit)
+        num_blocks = out_features // self.width
+        self.blocks_BKW = torch.empty(num_blocks, in_features, self.width, dtype=dtype)
+        self.bias_B1W: Tensor | None = None
+
+    def allocate_bias(self) -> None:
+        num_blocks, _, width = self.blocks_BKW.shape
+        self.bias_B1W = torch.empty(num_blocks, 1, width, dtype=self.blocks_BKW.dtype)
+
+    def store_rows(self, first_row: int, rows_NK: Tensor) -> None:
+        """Rows of the weight as checkpoints hold it, [N, K]; `first_row` is a multiple of unit."""
+        blocks = rows_NK.reshape(-1, self.width, rows_NK.shape[1]).transpose(1, 2)
+        first = first_row // self.width
+        self.blocks_BKW[first : first + blocks.shape[0]].copy_(blocks)
+
+    def store_bias(self, first_row: int, bias_N: Tensor) -> None:
+        assert self.bias_B1W is not None, "this weight has no bias"
+        self.bias_B1W.view(-1)[first_row : first_row + bias_N.shape[0]].copy_(bias_N)
+
+    def columns(self, index_T: Tensor) -> Tensor:
+        """Rows `index_T` of the weight as checkpoints hold it, [T, K]: an embedding look-up."""
+        return self.blocks_BKW[index_T // self.width, :, index_T % self.width].contiguous()
+
+    def product_BTW(self, x_TK: Tensor) -> Tensor:
+        """The product in blocks, for callers that go on elementwise; at most TILE_ROWS rows."""
+        x_BTK = x_TK.expand(self.blocks_BKW.shape[0], -1, -1)
+        if self.bias_B1W is None:
+            return torch.bmm(x_BTK, self.blocks_BKW)
+        return torch.baddbmm(self.bias_B1W, x_BTK, self.blocks_BKW)
+
+    def product(self, x_TK: Tensor) -> Tensor:
+        """[T, N], contiguous."""
+        num_rows = x_TK.shape[0]
+        if num_rows == 1:
+            return self.product_BTW(x_TK).view(1, -1)
+        out_TN = x_TK.new_empty(num_rows, self.blocks_BKW.shape[0] * self.width)
+        for tile in tiles(num_rows):
+            self.as_blocks(out_TN[tile]).copy_(self.product_BTW(x_TK[tile]))
+        return out_TN
+
+    def add_product(self, x_TK: Tensor, out_TN: Tensor) -> None:
+        """`out += product(x)` in place; `out_TN` is contiguous."""
+        if x_TK.shape[0] == 1 and self.bias_B1W is None:
+            x_B1K = x_TK.expand(self.blocks_BKW.shape[0], -1, -1)
+            self.as_blocks(out_TN).baddbmm_(x_B1K, self.blocks_BKW)
+            return
+        for tile in tiles(x_TK.shape[0]):
+            self.as_blocks(out_TN[tile]).add_(self.product_BTW(x_TK[tile]))
+
+    def as_blocks(self, out_TN: Tensor) -> Tensor:
+        """A view [B, T, W] of a contiguous [T, N]."""
+        return out_TN.view(out_TN.shape[0], -1, self.width).transpose(0, 1)
+
+
+def tiles(num_rows: int) -> Iterator[slice]:
+    """The rows in tiles of TILE_ROWS."""
+    return (slice(first, first + TILE_ROWS) for first in range(0, num_rows, TILE_ROWS))
+
+
+def _block_width(out_features: int, unit: int) -> int:
+    """The widest block that divides `unit` and leaves an even number of blocks to share out."""
+    for width in range(MAX_BLOCK_WIDTH, MIN_BLOCK_WIDTH - 1, -16):
+        num_blocks = out_features // width
+        if unit % width == 0 and num_blocks >= MIN_BLOCKS and num_blocks % 2 == 0:
+            return width
+    return unit

@@ -1,0 +1,100 @@
+"""From a checkpoint's tensors to a model's weights.
+
+Owns the two ends, `WeightSource` (names and tensors of a checkpoint, whatever its file format) and
+`WeightSlot` (a place in a model), and the check that they fit exactly. Never reads a file itself.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from cearx.core.child import StartupError
+
+MAX_LISTED = 8
+"""Names that an error lists before it only counts."""
+
+
+class WeightMismatch(StartupError):
+    """The checkpoint's tensors are not the model's; the message lists names and shapes."""
+
+
+class WeightSource(Protocol):
+    def names(self) -> Iterable[str]:
+        """Names of all tensors, as Hugging Face names them (`model.layers.0...`)."""
+        ...
+
+    def get(self, name: str) -> Tensor:
+        """The whole tensor, in any float type."""
+        ...
+
+
+@dataclass(frozen=True)
+class WeightSlot:
+    """A place for one tensor of a checkpoint."""
+
+    shape: tuple[int, ...]
+    """Shape of the whole tensor, as it stands in the checkpoint."""
+    fill: Callable[[Tensor], None]
+    """Takes the whole tensor in any float type and keeps this rank's share of it."""
+
+
+def fill_slots(
+    slots: Mapping[str, WeightSlot],
+    source: WeightSource,
+    ignored: Callable[[str], bool],
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Fills every slot from the source, name by name.
+
+    `ignored` says which further names may stand in the checkpoint; `on_progress` gets tensors done
+    and tensors in all. Raises WeightMismatch with all missing, unexpected and misshapen tensors.
+    """
+    names = set(source.names())
+    wrong = [f"missing: {name} {list(slots[name].shape)}" for name in slots if name not in names]
+    unexpected = sorted(name for name in names - slots.keys() if not ignored(name))
+    wrong += [f"unexpected: {name} {list(source.get(name).shape)}" for name in unexpected]
+    if wrong:
+        raise _mismatch(wrong)
+    for index, (name, slot) in enumerate(slots.items()):
+        tensor = source.get(name)
+        if tuple(tensor.shape) != slot.shape:
+            wrong.append(f"shape of {name}: file {list(tensor.shape)}, model {list(slot.shape)}")
+        elif not tensor.dtype.is_floating_point:
+            wrong.append(f"type of {name}: {tensor.dtype} is not a float type")
+        else:
+            slot.fill(tensor)
+        on_progress(index + 1, len(slots))
+    if wrong:
+        raise _mismatch(wrong)
+
+
+def _mismatch(wrong: list[str]) -> WeightMismatch:
+    more = f" and {len(wrong) - MAX_LISTED} more" if len(wrong) > MAX_LISTED else ""
+    return WeightMismatch(
+        "the weights do not fit the model: " + "; ".join(wrong[:MAX_LISTED]) + more
+    )
+
+
+class DummyWeights:
+    """Random tensors for every slot, at the scale of trained ones; the same for the same seed."""
+
+    def __init__(self, slots: Mapping[str, WeightSlot], seed: int) -> None:
+        self._slots = slots
+        self._seed = seed
+
+    def names(self) -> Iterable[str]:
+        return self._slots.keys()
+
+    def get(self, name: str) -> Tensor:
+        generator = torch.Generator().manual_seed((self._seed << 32) ^ crc32(name.encode()))
+        shape = self._slots[name].shape
+        tensor = torch.randn(shape, generator=generator)
+        if len(shape) == 2:
+            return tensor.mul_(shape[1] ** -0.5)
+        if name.endswith("norm.weight"):
+            return tensor.mul_(0.05).add_(1.0)
+        return tensor.mul_(0.02)
