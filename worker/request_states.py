@@ -78,8 +78,7 @@ class RequestStates:
     def begin_step(self, step: ExecuteStep) -> None:
         """Applies what a step says before its work: ended, new, preempted, admitted, granted."""
         for request_id in step.ended:
-            # A request that ended while it waited for its first step was never sent.
-            state = self._states.pop(request_id, None)
+            state = self._states.pop(request_id, None)  # to forget twice is no fault
             if state is not None:
                 self._vacate(state)
         for new in step.new_requests:

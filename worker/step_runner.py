@@ -5,30 +5,15 @@ socket or a clock other than the step's own stopwatch. Called by the process's l
 """
 
 import time
-from typing import Protocol
 
 import torch
 
-from cearx.core.messages import ExecuteStep, StepResult
-from cearx.worker.attention import AttentionMetadata
+from cearx.core.messages import ExecuteStep, RowOutput, StepResult
 from cearx.worker.batch_inputs import BatchInputsBuilder
 from cearx.worker.kv_cache import KVCache
+from cearx.worker.models.interface import LanguageModel
 from cearx.worker.request_states import RequestStates
 from cearx.worker.sampler import Sampler
-
-
-class CausalLM(Protocol):
-    """A model as the step runner sees it."""
-
-    def forward(
-        self,
-        input_ids_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        kv_cache: KVCache,
-        metadata: AttentionMetadata,
-        logits_indices_R: torch.Tensor,
-    ) -> torch.Tensor:
-        """Writes the tokens' keys and values; answers logits [num_rows, vocab_size] float32."""
 
 
 class StepRunner:
@@ -36,7 +21,7 @@ class StepRunner:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: LanguageModel,
         kv_cache: KVCache,
         states: RequestStates,
         inputs: BatchInputsBuilder,
@@ -53,7 +38,7 @@ class StepRunner:
         """Runs a step to its end. An exception means that no further step can be trusted."""
         start_ns = time.monotonic_ns()
         self._states.begin_step(step)
-        rows = ()
+        rows: tuple[RowOutput, ...] = ()
         if step.plan.decodes or step.plan.chunks:
             batch = self._inputs.build(step.plan)
             logits_RV = self._model.forward(

@@ -32,8 +32,8 @@ def top_k_ids(logits_V: NDArray[np.float32], top_k: int) -> Ids:
     return candidates[logits >= _kth_largest(logits, top_k)]
 
 
-def _kth_largest(values: NDArray[np.float32], k: int) -> np.float32:
-    return np.partition(values, len(values) - k)[len(values) - k]
+def _kth_largest(values: NDArray[np.float32], k: int) -> float:
+    return float(np.partition(values, len(values) - k)[len(values) - k])
 
 
 def keep_min_p(weights_V: Weights, min_p: float) -> Ids:
@@ -62,4 +62,5 @@ def keep_top_p(weights_V: Weights, top_p: float) -> Ids:
     num_larger = len(ascending) - int(np.searchsorted(ascending, least, side="right"))
     kept = weights > least
     kept[np.flatnonzero(weights == least)[: num_kept - num_larger]] = True
-    return candidates[kept]
+    kept_ids: Ids = candidates[kept]
+    return kept_ids

@@ -1,0 +1,183 @@
+"""The worker process: starts the model, then answers one step after the other.
+
+Owns start-up, the socket to the core and the loop. Never decides what is computed. Started by the
+supervisor as `python -m cearx.worker`; one thread (beside torch's), which sleeps in `poll` between
+steps. Exit code 0 after SIGTERM, 2 for what could never start, 1 for a step that failed.
+"""
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import torch
+import zmq
+
+from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch
+from cearx.core.config import WorkerLaunch
+from cearx.core.link import LINGER_MS, Channel, DealerLink, configure
+from cearx.core.messages import CoreToWorker, ExecuteStep, WorkerReady, WorkerToCore
+from cearx.worker.batch_inputs import BatchInputsBuilder
+from cearx.worker.kv_cache import KVCache
+from cearx.worker.machine import available_cores, free_memory
+from cearx.worker.memory_plan import MemoryPlan, memory_table, mib, plan_memory
+from cearx.worker.model_loader import LoadedModel, load_model
+from cearx.worker.request_states import RequestStates
+from cearx.worker.sampler import Sampler
+from cearx.worker.seats import SeatTable
+from cearx.worker.step_runner import StepRunner
+from cearx.worker.warm_up import warm_up
+
+RETRY_MS = 5
+"""How soon a message that the core could not take is offered again."""
+EXIT_FAULT = 1
+EXIT_CANNOT_START = 2
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class StartedWorker:
+    """What start-up leaves behind."""
+
+    runner: StepRunner
+    ready: WorkerReady
+    memory: MemoryPlan
+
+
+def main() -> int:
+    """Runs the worker to its end; answers the exit code."""
+    spec = read_launch(WorkerLaunch)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    supervisor = SupervisorLink(context, spec, "worker")
+    try:
+        return _run(spec, context, supervisor)
+    finally:
+        context.destroy(linger=LINGER_MS)
+
+
+def _run(
+    spec: WorkerLaunch, context: zmq.Context[zmq.Socket[bytes]], supervisor: SupervisorLink
+) -> int:
+    torch.set_num_threads(spec.config.num_threads or available_cores())
+    torch.set_num_interop_threads(1)
+    try:
+        worker = start(spec, supervisor.progress)
+    except StartupError as error:
+        supervisor.failed(str(error))
+        return EXIT_CANNOT_START
+    except Exception as error:
+        log.exception("start-up failed")
+        supervisor.failed(f"start-up failed: {_one_line(error)}")
+        return EXIT_CANNOT_START
+    supervisor.ready(memory_table(worker.memory))
+    try:
+        serve(spec, context, worker)
+    except Exception as error:
+        # Nobody knows what the failed step left in the KV cache, so nothing can go on from it.
+        log.exception("step failed")
+        supervisor.failed(f"a step failed: {_one_line(error)}")
+        return EXIT_FAULT
+    return 0
+
+
+def start(spec: WorkerLaunch, progress: Callable[[str, int, int], None]) -> StartedWorker:
+    """Loads, sizes, allocates and warms up. Raises StartupError for what the person can mend."""
+    config = spec.config
+    progress("loading weights", 0, 0)
+    loaded = load_model(
+        spec.model, config, lambda done, total: progress("loading weights", done, total)
+    )
+    memory = plan_memory(
+        config,
+        loaded.config,
+        loaded.dtype,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        weight_bytes=loaded.weight_bytes,
+        free_bytes=free_memory(),
+    )
+    runner = _build_runner(spec, loaded, memory)
+    progress("warming up", 0, 0)
+    warm_up(
+        runner,
+        num_blocks=memory.num_blocks,
+        block_size=memory.block_size,
+        max_model_len=memory.max_model_len,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+    )
+    gc.collect()
+    gc.freeze()  # what start-up made lives for ever; no collection needs to look at it again
+    ready = WorkerReady(
+        num_blocks=memory.num_blocks,
+        block_size=memory.block_size,
+        max_model_len=memory.max_model_len,
+        vocab_size=loaded.config.vocab_size,
+    )
+    return StartedWorker(runner=runner, ready=ready, memory=memory)
+
+
+def _build_runner(spec: WorkerLaunch, loaded: LoadedModel, memory: MemoryPlan) -> StepRunner:
+    """Allocates the KV pool and everything else whose size is known now."""
+    try:
+        kv_cache = KVCache(loaded.config, memory.num_blocks, memory.block_size, loaded.dtype)
+    except (RuntimeError, MemoryError) as error:
+        raise StartupError(
+            f"the KV pool of {mib(memory.kv_bytes)} ({memory.num_blocks} blocks) cannot be "
+            f"allocated, {mib(free_memory())} are free; lower --kv-cache-memory"
+        ) from error
+    vocab_size = loaded.config.vocab_size
+    seats = SeatTable(spec.max_num_seqs, memory.max_model_len, memory.block_size)
+    states = RequestStates(seats, vocab_size)
+    inputs = BatchInputsBuilder(states, spec.max_num_seqs, spec.max_num_batched_tokens)
+    return StepRunner(loaded.model, kv_cache, states, inputs, Sampler(vocab_size))
+
+
+def serve(
+    spec: WorkerLaunch, context: zmq.Context[zmq.Socket[bytes]], worker: StartedWorker
+) -> None:
+    """Announces the sizes, then executes steps until SIGTERM; raises what a step raises."""
+    socket = context.socket(zmq.DEALER)
+    configure(socket)
+    socket.connect(endpoint(spec.runtime_dir, "worker"))
+    link: DealerLink[WorkerToCore, CoreToWorker] = DealerLink(
+        socket, Channel(spec.boot_id, 0, CoreToWorker)
+    )
+    stop_fd = _stop_fd()
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(stop_fd, zmq.POLLIN)
+    link.send(worker.ready)
+    num_dropped = 0
+    while stop_fd not in dict(poller.poll(RETRY_MS if link.has_pending else None)):
+        step = link.receive()
+        if isinstance(step, ExecuteStep):
+            link.send(worker.runner.execute(step))
+        link.flush()
+        counters = link.channel.counters
+        dropped = counters.malformed + counters.foreign + counters.stale
+        if dropped != num_dropped:
+            num_dropped = dropped
+            log.warning(
+                "messages dropped",
+                malformed=counters.malformed,
+                foreign=counters.foreign,
+                stale=counters.stale,
+            )
+
+
+def _stop_fd() -> int:
+    """A file descriptor that becomes readable on SIGTERM, so that no step is cut in half."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: None)
+    signal.set_wakeup_fd(write_fd)
+    return read_fd
+
+
+def _one_line(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
