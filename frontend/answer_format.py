@@ -80,10 +80,12 @@ class AnswerFormat:
         self.model = model
         self.created = created
         self.token_bytes = token_bytes
-        self._head = (
-            b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"system_fingerprint":null,'
-            b'"choices":['
-        ) % (_encode(self.id), _encode(self.chunk_object), created, _encode(model))
+        self._head = (b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[') % (
+            _encode(self.id),
+            _encode(self.chunk_object),
+            created,
+            _encode(model),
+        )
         self._tail = b'],"usage":null}\n\n' if announces_usage else b"]}\n\n"
         self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
 

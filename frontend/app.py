@@ -100,13 +100,12 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {shown(request.url.path)}"
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        answer = ApiError(405, f"{asked} is not allowed: use {allowed}", code="method_not_allowed")
-    elif error.status_code == 404:
-        answer = ApiError(404, f"There is no {asked}", code="not_found")
-    else:
-        answer = ApiError(error.status_code, error.detail)
-    return _error_response(answer, dict(error.headers or {}))
+        methods = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        answer = ApiError(405, f"{asked} is not allowed: use {methods}", code="method_not_allowed")
+        return _error_response(answer, {"Allow": methods})
+    if error.status_code == 404:
+        return _error_response(ApiError(404, f"There is no {asked}", code="not_found"))
+    return _error_response(ApiError(error.status_code, error.detail), dict(error.headers or {}))
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
