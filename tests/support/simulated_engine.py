@@ -136,6 +136,8 @@ class SimulatedEngine:
         self.plan_in_flight: StepPlan | None = None
         self.num_preemptions = 0
         self.num_hit_tokens = 0
+        """Of all admissions."""
+        self.num_output_tokens = 0
         self._in_flight_requests: dict[RequestId, SimulatedRequest] = {}
         """Of its rows, those cancelled meanwhile included."""
         self._now_us = 0
@@ -218,6 +220,7 @@ class SimulatedEngine:
                 continue
             request = self.requests[request_id]
             filled = request.append(request.sample())
+            self.num_output_tokens += 1
             if filled is not None and self.config.enable_prefix_caching:
                 sealed.append(BlockSealed(request_id=request_id, block_hash=filled))
         rows = [RowStopped(request_id=i, reason=FinishReason.FAILED) for i in failures]

@@ -1,0 +1,182 @@
+"""`cearx replay`: exit codes, words, and no torch; the same answer in any process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from trace_samples import write_run
+
+from cearx.core.scheduler_source import scheduler_sha256
+from cearx.core.trace_format import HEADER_BYTES, RecordType, encode_frame, frames, salt_crc
+from cearx.core.trace_records import SCHEMA_VERSION, encode_record
+from cearx.replay import cli
+from cearx.replay.trace import Trace
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_run(tmp_path, 60, seed=4)
+
+
+def rewrite(path: Path, record_type: int, **fields: object) -> None:
+    """Other fields in the last record of a type, with a right checksum."""
+    data = path.read_bytes()
+    trace = Trace(data)
+    salted = salt_crc(trace.segment.salt)
+    parts = [data[:HEADER_BYTES]]
+    all_frames = list(frames(data, trace.segment))
+    last = max(frame.seq for frame in all_frames if frame.type == record_type)
+    records = {0: trace.header} | {record.seq: record.value for record in trace.records()}
+    for frame in all_frames:
+        payload = (frame.type, frame.flags, frame.payload)
+        if frame.seq == last:
+            payload = encode_record(msgspec.structs.replace(records[last], **fields))
+        parts.append(encode_frame(salted, frame.seq, *payload))
+    path.write_bytes(b"".join(parts))
+
+
+def test_same(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 0 with the figures of the run, for a file, its link and its folder."""
+    texts = []
+    for argument in (path, path.parent / "trace.log", path.parent):
+        assert cli.main([str(argument)]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0].replace(str(path), "") == texts[2].replace(str(path.parent), "")
+    lines = texts[0].splitlines()
+    assert lines[0].startswith(f"SAME {path}: every decision of ")
+    assert [line.split()[0] for line in lines[1:]] == [
+        "requests",
+        "steps",
+        "tokens",
+        "step",
+        "scheduler",
+    ]
+    assert lines[-1].endswith("the one that was logged")
+
+
+def test_killed_and_torn(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log without an end, or with a last record that is not whole, verifies with a note."""
+    data = path.read_bytes()
+    starts = [frame.offset for frame in frames(data, Trace(data).segment)]
+    path.write_bytes(data[: starts[-1]])
+    assert cli.main([str(path)]) == 0
+    assert "note: the log has no end" in capsys.readouterr().out
+    path.write_bytes(data[: starts[-1] - 3])
+    assert cli.main([str(path)]) == 0
+    torn = starts[-1] - 3 - starts[-2]
+    expected = f"note: the last record is not whole ({torn} bytes from offset {starts[-2]})"
+    assert expected in capsys.readouterr().out
+
+
+def test_diverged(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 1; with the scheduler that wrote the log the difference is a bug."""
+    rewrite(path, RecordType.STEP_PLAN, preempted=(77,))
+    assert cli.main([str(path)]) == 1
+    text = capsys.readouterr().out
+    assert "StepPlan.preempted[0:]" in text
+    assert "logged    [77]" in text and "computed  []" in text and "requests  77" in text
+    assert "-> bug" in text and "behaviour change" not in text
+    assert "the last 20 inputs:" in text
+
+
+def test_diverged_from_another_scheduler(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With another scheduler in the header the same difference is a change of behaviour."""
+    rewrite(path, RecordType.HEADER, scheduler_sha256="ab" * 32, code_version="0.0.9")
+    assert cli.main([str(path)]) == 0
+    running = scheduler_sha256()[:8]
+    assert f"{running} repeats what abababab (cearx 0.0.9) did" in capsys.readouterr().out
+    rewrite(path, RecordType.STEP_PLAN, preempted=(77,))
+    assert cli.main([str(path)]) == 1
+    text = capsys.readouterr().out
+    assert "logged by scheduler abababab of cearx 0.0.9" in text
+    assert "-> behaviour change" in text and "-> bug" not in text
+
+
+def test_damaged(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2 with the offset of the first bad record."""
+    data = bytearray(path.read_bytes())
+    frame = list(frames(bytes(data), Trace(bytes(data)).segment))[20]
+    data[frame.offset + 20] ^= 4
+    path.write_bytes(data)
+    assert cli.main([str(path)]) == 2
+    assert f"DAMAGED {path} at offset {frame.offset}: a bad record" in capsys.readouterr().out
+
+
+def test_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing file is one clear line and exit 2."""
+    assert cli.main([str(tmp_path / "none")]) == 2
+    assert (
+        capsys.readouterr().out == f"cannot read {tmp_path / 'none'}: No such file or directory\n"
+    )
+
+
+def test_incompatible(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 3 for another schema."""
+    rewrite(path, RecordType.HEADER, schema_version=SCHEMA_VERSION + 1)
+    assert cli.main([str(path)]) == 3
+    assert f"schema {SCHEMA_VERSION + 1}, this version reads" in capsys.readouterr().out
+
+
+def python(code: str, *arguments: str, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+REPLAY = "import sys; from cearx.replay.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_hash_seeds_do_not_matter(path: Path) -> None:
+    """Other processes with other hash seeds verify the trace and print the same."""
+    outputs = {python(REPLAY, str(path), PYTHONHASHSEED=seed) for seed in ("0", "1", "random")}
+    assert len(outputs) == 1
+    assert outputs.pop().startswith("SAME")
+
+
+WRITE = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from trace_samples import write_run
+write_run(Path(sys.argv[1]), 60, seed=4)
+"""
+
+
+def test_hash_seeds_do_not_matter_when_writing(tmp_path: Path) -> None:
+    """The same run under another hash seed has the same records."""
+    logs = []
+    for seed in ("0", "1"):
+        python(WRITE, str(tmp_path / seed), *sys.path, PYTHONHASHSEED=seed)
+        logs.append([record.value for record in Trace.open(tmp_path / seed).records()])
+    assert logs[0] == logs[1] and len(logs[0]) > 200
+
+
+def test_no_torch(path: Path) -> None:
+    """Replay needs neither torch nor anything of the other processes."""
+    code = REPLAY.replace("sys.exit(main(sys.argv[1:]))", "assert main(sys.argv[1:]) == 0\n")
+    code += (
+        "heavy = {'torch', 'numpy', 'zmq', 'transformers', 'hypercorn', 'starlette'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+        "ours = {name.split('.')[1] for name in sys.modules if name.startswith('cearx.')}\n"
+        "assert ours == {'core', 'replay'}, ours\n"
+    )
+    assert python(code, str(path)).startswith("SAME")
+
+
+def test_nothing_is_executed_from_a_file() -> None:
+    """The modules that read a trace hold no call that could run or load what it names."""
+    folder = Path(cli.__file__).parent
+    core = Path(sys.modules["cearx.core.trace_format"].__file__ or "").parent
+    files = [*folder.glob("*.py"), core / "trace_format.py", core / "trace_records.py"]
+    for file in files:
+        text = file.read_text()
+        for word in ("eval(", "exec(", "pickle", "marshal", "__import__", "import_module"):
+            assert word not in text, f"{file.name} has {word}"
