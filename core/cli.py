@@ -51,8 +51,13 @@ def field_docs(config: type[msgspec.Struct]) -> dict[str, str]:
     return docs
 
 
-def parse_bytes(text: str) -> int:
-    """'536870912', '512MiB' or '0.5GiB' in bytes; raises ValueError for anything else."""
+def parse_bytes(text: str | int) -> int:
+    """'536870912', '512MiB' or '0.5GiB' in bytes; raises ValueError for anything else.
+
+    Typer hands defaults, which are integers, through the same parser.
+    """
+    if isinstance(text, int):
+        return text
     for unit, factor in UNITS.items():
         if text.endswith(unit):
             return int(float(text.removesuffix(unit)) * factor)
