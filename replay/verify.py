@@ -24,7 +24,7 @@ from cearx.core.trace_format import TraceIncompatible
 from cearx.core.trace_records import StepNote
 from cearx.replay.trace import TraceRecord
 
-MAX_BLOCKS = 1 << 24
+MAX_BLOCKS = 1 << 22
 """Largest pool that is rebuilt: the header of a made-up file must not fill the memory."""
 NUM_INPUTS_SHOWN = 20
 INPUT_BYTES_KEPT = 256 * 1024

@@ -213,3 +213,13 @@ def test_a_file_made_to_be_slow_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     assert time.monotonic() - start < 5
     assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
     tracemalloc.stop()
+
+
+def test_known_bytes() -> None:
+    """The format is fixed: a change of these bytes is another FORMAT."""
+    assert encode_header(HEADER).hex() == (
+        "43584c470100000000000000aac2091f00000000000000000000000000000000"
+        "00000000eeffc0000000000000000000000000000000000000000000b2e61a55"
+    )
+    frame = encode_frame(salt_crc(HEADER.salt), 7, RecordType.CLOCK_ADVANCED, 0, b"\x92\x04\x05")
+    assert frame.hex() == "03000000e7ae356707000000000000000400920405"
