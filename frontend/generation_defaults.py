@@ -105,5 +105,6 @@ def _checked(config: _GenerationConfig, path: Path) -> GenerationDefaults:
     }
     for name, (fits, limit) in ranges.items():
         if not fits:
-            raise GenerationConfigError(f"{path}: {name} must be {limit}, got {given.get(name)}")
+            value = getattr(config, name)
+            raise GenerationConfigError(f"{path}: {name} must be {limit}, got {value}")
     return defaults
