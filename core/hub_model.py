@@ -4,6 +4,7 @@ Owns which files of a repository are wanted and the wording of what can go wrong
 cache and its resumption are `huggingface_hub`. Called by `model_source.py`.
 """
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,16 @@ def _reporting_bar(name: str, on_progress: OnProgress) -> type[tqdm]:
 
     class ReportingBar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            kwargs["disable"] = False  # a disabled bar does not count
+            kwargs |= {"disable": False, "file": io.StringIO()}  # a disabled bar does not count
+            # Of two bars of bytes, what was received and what was stored, the latter is shown.
+            received = str(kwargs.get("name")).endswith(".transfer")
+            self.shows = kwargs.get("unit") == "B" and not received
             super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-        def display(self, *args: Any, **kwargs: Any) -> None:
-            """Called at most ten times a second while something moves."""
-            if self.unit == "B":
+        def update(self, n: float | None = 1) -> bool | None:
+            drawn: bool | None = super().update(n)
+            if self.shows:
                 on_progress(f"downloading {name}", int(self.n), int(self.total or 0))
+            return drawn
 
     return ReportingBar

@@ -21,13 +21,14 @@ def resolve(name: str | None, on_progress: OnProgress, cache_dir: Path | None = 
     """The files of the model called `name`, on this machine's disk.
 
     on_progress(stage, completed, total) is called several times a second while something is
-    fetched; total is 0 when nobody knows it. `cache_dir` is where the default model is kept.
+    fetched, from any thread; total is 0 when nobody knows it. `cache_dir` is where the default
+    model is kept.
     """
     if name is None or name == DEFAULT_MODEL:
         path = fetch_default_model(cache_dir or default_cache_dir(), on_progress)
         return ModelFiles(path=path, name=DEFAULT_MODEL)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return ModelFiles(path=_check_local(path.absolute()), name=name)
     if name.startswith((".", "~", "/")) or name.endswith(".gguf"):
         raise ModelNotFound(f"there is no file or folder {name}")
