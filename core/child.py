@@ -30,10 +30,19 @@ class StartupError(Exception):
     """A start-up failure whose message is the one clear line that the person needs."""
 
 
+def encode_launch(spec: LaunchSpec) -> bytes:
+    """One line of JSON, for the child's standard input."""
+    return msgspec.json.encode(spec, enc_hook=str) + b"\n"
+
+
+def decode_launch(line: bytes, spec_type: type[SPEC]) -> SPEC:
+    """The inverse of `encode_launch`; raises msgspec.DecodeError."""
+    return msgspec.json.decode(line, type=spec_type, dec_hook=lambda kind, value: kind(value))
+
+
 def read_launch(spec_type: type[SPEC]) -> SPEC:
     """Reads the spec and ties this process's life to the supervisor's."""
-    line = sys.stdin.buffer.readline()
-    spec = msgspec.json.decode(line, type=spec_type)
+    spec = decode_launch(sys.stdin.buffer.readline(), spec_type)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_exit_with_supervisor, name="death-pipe", daemon=True).start()

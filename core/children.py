@@ -10,8 +10,7 @@ import subprocess
 import sys
 import time
 
-import msgspec
-
+from cearx.core.child import encode_launch
 from cearx.core.config import Launch
 
 KILL_AFTER_S = 5.0
@@ -32,7 +31,7 @@ class Child:
         )
         self.pid_fd = os.pidfd_open(self.process.pid)
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        self.process.stdin.write(encode_launch(spec))
         self.process.stdin.flush()
 
     @property
