@@ -67,19 +67,21 @@ def plan_memory(
     kv_bytes = num_blocks * bytes_per_block
     if kv_bytes > left_bytes:
         raise StartupError(
-            f"the KV pool of {mib(kv_bytes)} does not fit the {mib(left_bytes)} of free memory "
-            f"beside weights and activations; lower --kv-cache-memory"
+            f"the KV pool of {size_text(kv_bytes)} does not fit the {size_text(left_bytes)} of "
+            f"free memory beside weights and activations; lower --kv-cache-memory"
         )
     if config.max_model_len is not None and num_blocks < blocks_wanted:
+        needed = size_text(blocks_wanted * bytes_per_block)
+        num_tokens = num_blocks * config.block_size
         raise StartupError(
-            f"a request of --max-model-len {wanted} needs {mib(blocks_wanted * bytes_per_block)} "
-            f"of KV, the pool has {mib(kv_bytes)} ({num_blocks * config.block_size} tokens); "
+            f"a request of --max-model-len {wanted} needs {needed} of KV, "
+            f"the pool has {size_text(kv_bytes)} ({num_tokens} tokens); "
             f"lower --max-model-len or raise --kv-cache-memory"
         )
     max_model_len = min(wanted, num_blocks * config.block_size)
     if max_model_len < 2:
         raise StartupError(
-            f"the KV pool of {mib(kv_bytes)} holds {max_model_len} token, a request needs 2; "
+            f"the KV pool of {size_text(kv_bytes)} holds {max_model_len} token, a request needs 2; "
             f"raise --kv-cache-memory"
         )
     return MemoryPlan(
@@ -135,13 +137,15 @@ def memory_table(plan: MemoryPlan) -> str:
         ),
         ("free", plan.free_bytes, "after all of these"),
     ]
-    table = [f"  {name:<12}{mib(size):>14}  {note}".rstrip() for name, size, note in lines]
+    table = [f"  {name:<12}{size_text(size):>14}  {note}".rstrip() for name, size, note in lines]
     length = f"  max_model_len {plan.max_model_len:,}"
     if plan.max_model_len < plan.model_len_wanted:
         length += f", reduced from {plan.model_len_wanted:,} to what the KV cache holds"
     return "\n".join(["memory", *table, length])
 
 
-def mib(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
     """A size for people."""
+    if num_bytes < 2**20:
+        return f"{num_bytes / 2**10:,.1f} KiB"
     return f"{num_bytes / 2**20:,.1f} MiB"

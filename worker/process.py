@@ -22,7 +22,7 @@ from cearx.core.messages import CoreToWorker, ExecuteStep, WorkerReady, WorkerTo
 from cearx.worker.batch_inputs import BatchInputsBuilder
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.machine import available_cores, free_memory
-from cearx.worker.memory_plan import MemoryPlan, memory_table, mib, plan_memory
+from cearx.worker.memory_plan import MemoryPlan, memory_table, plan_memory, size_text
 from cearx.worker.model_loader import LoadedModel, load_model
 from cearx.worker.request_states import RequestStates
 from cearx.worker.sampler import Sampler
@@ -126,8 +126,8 @@ def _build_runner(spec: WorkerLaunch, loaded: LoadedModel, memory: MemoryPlan) -
         kv_cache = KVCache(loaded.config, memory.num_blocks, memory.block_size, loaded.dtype)
     except (RuntimeError, MemoryError) as error:
         raise StartupError(
-            f"the KV pool of {mib(memory.kv_bytes)} ({memory.num_blocks} blocks) cannot be "
-            f"allocated, {mib(free_memory())} are free; lower --kv-cache-memory"
+            f"the KV pool of {size_text(memory.kv_bytes)} ({memory.num_blocks} blocks) cannot be "
+            f"allocated, {size_text(free_memory())} are free; lower --kv-cache-memory"
         ) from error
     vocab_size = loaded.config.vocab_size
     seats = SeatTable(spec.max_num_seqs, memory.max_model_len, memory.block_size)

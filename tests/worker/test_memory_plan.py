@@ -78,13 +78,13 @@ def test_the_length_is_reduced_to_the_pool_and_the_table_says_so() -> None:
         (
             {"max_model_len": 100, "kv_cache_memory": 6 * BLOCK_BYTES},
             2**34,
-            "--max-model-len 100 needs 0.1 MiB of KV, the pool has 0.1 MiB .96 tokens.",
+            "--max-model-len 100 needs 84.0 KiB of KV, the pool has 72.0 KiB .96 tokens.",
         ),
         ({"max_model_len": 513}, 2**34, "--max-model-len is 513, the model has 512 positions"),
         (
             {"kv_cache_memory": 90 * BLOCK_BYTES},
             ACTIVATIONS + 80 * BLOCK_BYTES,
-            "KV pool of 1.1 MiB does not fit the 0.9 MiB",
+            "KV pool of 1.1 MiB does not fit the 960.0 KiB",
         ),
         ({"kv_cache_memory": BLOCK_BYTES - 1}, 2**34, f"needs {BLOCK_BYTES}"),
         ({}, ACTIVATIONS, f"needs {BLOCK_BYTES}"),
