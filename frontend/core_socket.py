@@ -1,8 +1,8 @@
 """The frontend's socket to the core, driven by the event loop.
 
 Owns the DEALER socket, its readiness and the notice that the core is gone; knows nothing of
-requests. ZeroMQ signals through an edge-triggered descriptor, so every wake-up reads until nothing
-is left, and every send is followed by such a read. Called by `engine_client.py`.
+requests. ZeroMQ signals through an edge-triggered descriptor, so every wake-up goes on until
+nothing can be read or sent, and every send is followed by one. Called by `engine_client.py`.
 """
 
 import asyncio
@@ -71,14 +71,21 @@ class CoreSocket:
         self._pump_is_due = False
         if self._socket.closed:
             return
-        self._link.flush()
         for _ in range(MESSAGES_PER_WAKEUP):
+            self._link.flush()
             message = self._link.receive()
-            if message is None:
+            if message is not None:
+                self._on_message(message)
+            elif not self._can_go_on():
                 return
-            self._on_message(message)
         self._pump_is_due = True
         self._loop.call_soon(self._pump)
+
+    def _can_go_on(self) -> bool:
+        """Asked last: any other call may use up the descriptor's signal for the other direction."""
+        events = self._socket.getsockopt(zmq.EVENTS)
+        assert isinstance(events, int), f"EVENTS is {events!r}"
+        return bool(events & zmq.POLLIN or (events & zmq.POLLOUT and self._link.has_pending))
 
     def _read_monitor(self) -> None:
         while self._monitor.poll(0):

@@ -52,6 +52,8 @@ class Answer:
         self._plan = plan
         self._stream = stream
         self._num_cached_tokens = 0
+        self._num_tokens_told = 0
+        """Tokens in the events up to now; the choices may be ahead."""
         self._was_shown: set[int] = set()
 
     def take(self, batch: Iterable[tuple[int, Output]]) -> list[ChoiceDelta]:
@@ -85,16 +87,20 @@ class Answer:
 
     def _event(self, deltas: list[ChoiceDelta]) -> bytes:
         delta = join_deltas(deltas)
+        self._num_tokens_told += delta.num_tokens
         if delta.is_silent:
             return b""
         is_first = delta.index not in self._was_shown
         self._was_shown.add(delta.index)
-        usage = self.usage() if self._plan.continuous_usage else None
+        usage = self._usage(self._num_tokens_told) if self._plan.continuous_usage else None
         return self._plan.format.chunk(delta, is_first=is_first, usage=usage)
 
     def usage(self) -> Usage:
+        """Of the whole answer so far."""
+        return self._usage(sum(choice.num_tokens for choice in self._plan.choices))
+
+    def _usage(self, num_completion_tokens: int) -> Usage:
         plan = self._plan
-        num_completion_tokens = sum(choice.num_tokens for choice in plan.choices)
         details = None
         if plan.shows_cached_tokens:
             details = PromptTokensDetails(cached_tokens=self._num_cached_tokens)

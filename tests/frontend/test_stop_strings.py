@@ -1,5 +1,7 @@
 """Stop strings against a brute-force search, for every way of cutting the text."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def test_matches_brute_force(text: str, stops: list[str], cuts: list[int], inclu
     """The released text and the match are those of a search over the whole text."""
     matcher = StopStringMatcher(tuple(stops), include)
     bounds = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
-    shown = "".join(matcher.push(text[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+    shown = "".join(matcher.push(text[a:b]) for a, b in pairwise(bounds))
     shown += matcher.flush()
     expected = brute_force(text, stops)
     if expected is None:

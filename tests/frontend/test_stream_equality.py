@@ -4,16 +4,32 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_core import Reply
+from fake_core import Reply, logprob_of
 from frontend_server import FrontendServer, frontend_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cearx.core.events import FinishReason
-from cearx.core.messages import Submit, TokenLogprobs
+from cearx.core.messages import Submit
 
 PIECES = st.sampled_from(
-    ["a", "b", "ab", " ", "\n", "é", "e\u0301", "你好", "日", "한", "😀", "👩‍👧", "\U0001f1e9", '"', "\\"]
+    [
+        "a",
+        "b",
+        "ab",
+        " ",
+        "\n",
+        "é",
+        "e\u0301",
+        "你好",
+        "日",
+        "한",
+        "😀",
+        "👩‍👧",
+        "\U0001f1e9",
+        '"',
+        "\\",
+    ]
 )
 TEXTS = st.lists(PIECES, min_size=1, max_size=12).map("".join)
 STOPS = st.lists(st.lists(PIECES, min_size=1, max_size=2).map("".join), max_size=3, unique=True)
@@ -25,11 +41,6 @@ PATHS = st.sampled_from(["/v1/chat/completions", "/v1/completions"])
 def server(request: pytest.FixtureRequest) -> Iterator[FrontendServer]:
     with frontend_server(stream_interval=request.param) as started:
         yield started
-
-
-def logprob_of(position: int, token_id: int) -> TokenLogprobs:
-    logprob = -(position + 1) / 8
-    return TokenLogprobs(logprob=logprob, rank=2, top=((255, -0.125), (token_id, logprob)))
 
 
 def script(text: str, cut: int, splits: list[int], ends: FinishReason) -> Any:
@@ -60,7 +71,9 @@ def expected(
             if text[skipped:end].endswith(stop):
                 kept = text[: end if include_stop else end - len(stop)]
                 num_tokens = next(
-                    n for n in range(len(data) + 1) if len(data[:n].decode("utf-8", "ignore")) >= end
+                    n
+                    for n in range(len(data) + 1)
+                    if len(data[:n].decode("utf-8", "ignore")) >= end
                 )
                 return kept, stop, num_tokens
     return text, None, len(token_ids)

@@ -52,6 +52,12 @@ def echo(submit: Submit) -> Reply:
     return Reply(token_ids=repeated[: submit.max_tokens])
 
 
+def logprob_of(position: int, token_id: int) -> TokenLogprobs:
+    """Different at every position; the sampled token is the second most likely one."""
+    logprob = -(position + 1) / 8
+    return TokenLogprobs(logprob=logprob, rank=2, top=((255, -0.125), (token_id, logprob)))
+
+
 class FakeCore:
     """Runs in a thread inside `with`; every step brings an output to each running request."""
 
