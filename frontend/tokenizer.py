@@ -16,6 +16,7 @@ from cearx.core.config import ModelFiles
 from cearx.core.gguf_file import GGUFFile
 from cearx.frontend.generation_defaults import read_generation_config
 from cearx.frontend.gguf_tokenizer import build_backend, eos_token_ids, optional_token_id
+from cearx.frontend.length_bound import LengthBound
 from cearx.frontend.token_bytes import TokenBytes, TokenizerError, token_decoder
 
 
@@ -48,7 +49,9 @@ class Tokenizer:
         self.eos_token_id = eos_token_id
         ends = set(eos_token_ids) | ({eos_token_id} if eos_token_id is not None else set())
         self.eos_token_ids: tuple[int, ...] = tuple(sorted(ends))
-        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self._length_bound = LengthBound(backend, vocab, added)
+        self.vocab_size = 1 + max(vocab.values(), default=-1)
         """One more than the largest id; the model's output layer may have more rows."""
 
     @property
@@ -72,6 +75,10 @@ class Tokenizer:
         encoding = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         ids: list[int] = encoding.ids
         return ids
+
+    def min_num_tokens(self, text: str) -> int:
+        """A lower bound of `len(encode(text))`, cheap for texts of any size; 0 says nothing."""
+        return self._length_bound.min_num_tokens(text)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the ids; bytes that are no UTF-8 become U+FFFD, unknown ids add nothing."""

@@ -133,11 +133,11 @@ def test_unsupported_files_are_named(tmp_path: Path) -> None:
         ),
     )
     attempt(
-        "'blk.0.ffn_gate_exps.weight' belongs to no supported model",
+        r"'blk\.0\.ffn_gate_exps\.weight' belongs to no supported model",
         lambda writer: writer.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros(4, np.float32)),
     )
     other = write_gguf(tmp_path / "other.gguf", "gemma3", lambda writer: None, {})
-    with pytest.raises(UnsupportedModel, match="'gemma3' is not supported.*llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModel, match=r"'gemma3' is not supported.*llama, qwen2, qwen3"):
         gguf_model_config(GGUFFile(other))
 
 
