@@ -6,13 +6,14 @@ this worker cannot compute is refused here by name, never approximated.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from cearx.core.child import StartupError
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class UnsupportedModel(StartupError):
@@ -22,27 +23,27 @@ class UnsupportedModel(StartupError):
 class LinearScaling(msgspec.Struct, frozen=True, kw_only=True, tag="linear"):
     """Position interpolation: every frequency is divided by `factor`."""
 
-    factor: float
+    factor: Positive
 
 
 class Llama3Scaling(msgspec.Struct, frozen=True, kw_only=True, tag="llama3"):
     """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, a ramp between."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    factor: Positive
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+    original_max_position_embeddings: Annotated[int, msgspec.Meta(gt=0)]
 
 
 class YarnScaling(msgspec.Struct, frozen=True, kw_only=True, tag="yarn"):
     """YaRN (arXiv 2309.00071)."""
 
-    factor: float
-    original_max_position_embeddings: int
+    factor: Positive
+    original_max_position_embeddings: Annotated[int, msgspec.Meta(gt=0)]
     attention_factor: float | None = None
     """Scale of cos and sin; None derives it from factor and the two mscales."""
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
@@ -62,6 +63,10 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     theta: float
     scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        if not self.theta > 0:
+            raise ValueError(f"RoPE theta must be above 0, got {self.theta}")
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +196,7 @@ def from_hf_config(config: Mapping[str, Any], family: Family | None = None) -> M
         num_layers=hf.num_hidden_layers,
         num_heads=hf.num_attention_heads,
         num_kv_heads=hf.num_key_value_heads or hf.num_attention_heads,
-        head_dim=hf.head_dim or family.head_dim or hf.hidden_size // hf.num_attention_heads,
+        head_dim=hf.head_dim or family.head_dim or hf.hidden_size // max(1, hf.num_attention_heads),
         intermediate_size=hf.intermediate_size,
         vocab_size=hf.vocab_size,
         max_position_embeddings=hf.max_position_embeddings,

@@ -90,7 +90,7 @@ class DummyWeights:
         return self._slots.keys()
 
     def get(self, name: str) -> Tensor:
-        generator = torch.Generator().manual_seed((self._seed << 32) ^ crc32(name.encode()))
+        generator = torch.Generator().manual_seed(crc32(f"{self._seed} {name}".encode()))
         shape = self._slots[name].shape
         tensor = torch.randn(shape, generator=generator)
         if len(shape) == 2:
