@@ -29,7 +29,7 @@ MAX_ITEMS = 1 << 23
 """Array items of the whole metadata; a vocabulary of 256k with its merges has 1.1 million."""
 MAX_STRING_BYTES = 1 << 28
 """Bytes of all strings in the metadata together."""
-CHUNK_VALUES = 1 << 19
+CHUNK_VALUES = 1 << 17
 """Values that are dequantised at once: bounds the temporaries and keeps them in the cache."""
 
 Scalar = bool | int | float | str
