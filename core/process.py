@@ -197,8 +197,10 @@ def main() -> int:
     )
     try:
         process.run(Engine(config, spec.hash_secret, event_log), ready)
-    finally:
-        if trace is not None:
-            trace.close()
-        context.destroy(linger=0)
+    except BaseException:
+        event_log.flush()  # what led here is in the log, which has no orderly end
+        raise
+    if trace is not None:
+        trace.close()
+    context.destroy(linger=0)
     return 0

@@ -1,0 +1,99 @@
+"""The core's engine and a worker's step runner in one process: real decisions, a real model."""
+
+from collections.abc import Sequence
+
+import torch
+
+from cearx.core.block_hash import prompt_hashes, root_hash
+from cearx.core.config import SchedulerConfig
+from cearx.core.engine import Engine, NullLog
+from cearx.core.identifiers import RequestKey
+from cearx.core.messages import SamplingParams, Submit, pack_tokens
+from cearx.worker.batch_inputs import BatchInputsBuilder
+from cearx.worker.kv_cache import KVCache
+from cearx.worker.model_config import ModelConfig
+from cearx.worker.models.interface import LanguageModel
+from cearx.worker.request_states import RequestStates
+from cearx.worker.sampler import Sampler
+from cearx.worker.seats import SeatTable
+from cearx.worker.step_runner import StepRunner
+
+SECRET = bytes(32)
+GREEDY = SamplingParams(temperature=0)
+
+
+class LocalEngine:
+    """Serves token prompts with a model; counts what the scheduler did."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        model_config: ModelConfig,
+        *,
+        num_blocks: int = 512,
+        block_size: int = 16,
+        budget: int = 256,
+        max_num_seqs: int = 16,
+        caching: bool = True,
+    ) -> None:
+        self._config = SchedulerConfig(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_model_len=min(1024, num_blocks * block_size),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=caching,
+        )
+        kv_cache = KVCache(model_config, num_blocks, block_size, torch.float32)
+        for layer in kv_cache.layers_SHD:
+            layer.fill_(float("nan"))  # what nobody wrote must not matter
+        vocab_size = model_config.vocab_size
+        seats = SeatTable(max_num_seqs, self._config.max_model_len, block_size)
+        states = RequestStates(seats, vocab_size)
+        inputs = BatchInputsBuilder(states, max_num_seqs, budget)
+        self._runner = StepRunner(model, kv_cache, states, inputs, Sampler(vocab_size))
+        self._engine = Engine(self._config, SECRET, NullLog())
+        self._next_key = 0
+        self._now_us = 0
+        self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self.num_chunks = 0
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: SamplingParams = GREEDY
+    ) -> list[list[int]]:
+        """The tokens of all prompts, submitted at once and run to their end."""
+        tokens: dict[RequestKey, list[int]] = {}
+        for prompt in prompts:
+            key = RequestKey(self._next_key)
+            self._next_key += 1
+            tokens[key] = []
+            self._submit(key, prompt, max_tokens, sampling)
+        while self._engine.wants_step:
+            self._now_us += 1
+            step = self._engine.next_step(self._now_us)
+            self.num_preemptions += len(step.plan.preempted)
+            self.num_chunks += len(step.plan.chunks)
+            self.num_cached_tokens += sum(a.num_cached_tokens for a in step.plan.admitted)
+            for outputs in self._engine.finish_step(self._runner.execute(step), 0).values():
+                for output in outputs:
+                    tokens[output.request_key].extend(output.token_ids)
+        return list(tokens.values())
+
+    def _submit(
+        self, key: RequestKey, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams
+    ) -> None:
+        packed, root = pack_tokens(list(prompt)), root_hash(SECRET, None)
+        hashes = prompt_hashes(SECRET, root, packed, self._config.block_size)
+        refused = self._engine.submit(
+            0,
+            Submit(
+                request_key=key,
+                token_ids=packed,
+                block_hashes=hashes if self._config.enable_prefix_caching else (),
+                cache_root=root,
+                max_tokens=max_tokens,
+                sampling=sampling,
+            ),
+        )
+        assert refused is None, refused
