@@ -11,7 +11,7 @@ from cearx.frontend.chat_template import ChatTemplate, ChatTemplateError, requir
 from cearx.frontend.errors import ApiError, invalid, not_supported, shown
 from cearx.frontend.generation_route import build_plan, check_model
 from cearx.frontend.openai_types import ChatCompletionRequest
-from cearx.frontend.prompts import Prompt, PromptPacker
+from cearx.frontend.prompts import Prompt
 from cearx.frontend.respond import AnswerPlan
 from cearx.frontend.sampling import build_generation, check_num_logprobs
 from cearx.frontend.server_state import ServerState
@@ -43,16 +43,18 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
     )
     messages = template_messages(request.messages)
     kwargs = _template_kwargs(request.chat_template_kwargs or {})
-    packer = PromptPacker(engine=engine, hash_secret=state.hash_secret)
+    packer = state.prompt_packer(engine)
 
     def make_prompt() -> Prompt:
         text = _render(
             state.chat_template, messages, request.add_generation_prompt is not False, kwargs
         )
-        token_ids = state.tokenizer.encode(
-            text, add_special_tokens=bool(request.add_special_tokens)
+        return packer.encode(
+            "messages",
+            text,
+            add_special_tokens=bool(request.add_special_tokens),
+            cache_salt=request.cache_salt,
         )
-        return packer.pack("messages", token_ids, request.cache_salt)
 
     prompt = await to_thread.run_sync(make_prompt, limiter=state.prompt_threads)
     answer_format = ChatFormat(

@@ -7,7 +7,7 @@ from anyio import to_thread
 from cearx.frontend.answer_format import CompletionFormat
 from cearx.frontend.generation_route import build_plan, check_model
 from cearx.frontend.openai_types import CompletionRequest
-from cearx.frontend.prompts import Prompt, PromptPacker, encode_completion_prompts
+from cearx.frontend.prompts import Prompt, encode_completion_prompts
 from cearx.frontend.respond import AnswerPlan
 from cearx.frontend.sampling import build_generation, check_num_logprobs
 from cearx.frontend.server_state import ServerState
@@ -32,12 +32,11 @@ async def plan_completion(state: ServerState, body: bytes) -> AnswerPlan:
         defaults=state.defaults,
         eos_token_ids=state.eos_token_ids,
     )
-    packer = PromptPacker(engine=engine, hash_secret=state.hash_secret)
+    packer = state.prompt_packer(engine)
 
     def make_prompts() -> list[Prompt]:
         return encode_completion_prompts(
             request.prompt,
-            state.tokenizer,
             packer,
             request.add_special_tokens is not False,
             request.cache_salt,

@@ -44,6 +44,7 @@ class CoreSocket:
         )
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._loop.add_reader(self._monitor.fileno(), self._read_monitor)
+        self._read_monitor()  # the descriptor signals only after a first look
         self._loop.add_reader(self._socket.fileno(), self._pump)
         self._socket.connect(endpoint(runtime_dir, "frontends"))
         self.send(FrontendHello(frontend_index=frontend_index))

@@ -52,12 +52,15 @@ async def serve_while_connected(
     receive: Receive,
     send: Send,
     work: Callable[[Send], Awaitable[None]],
-    max_blocked_s: float = MAX_BLOCKED_S,
+    max_blocked_s: float | None = None,
 ) -> None:
-    """Runs `work` with a watched `send`, and cancels it when the client is gone or stuck."""
+    """Runs `work` with a watched `send`, and cancels it when the client is gone or stuck.
+
+    `max_blocked_s` is MAX_BLOCKED_S unless given.
+    """
     async with anyio.create_task_group() as group:
         group.start_soon(_cancel_on_disconnect, receive, group.cancel_scope)
-        watched = _WatchedSend(send, group.cancel_scope, max_blocked_s)
+        watched = _WatchedSend(send, group.cancel_scope, max_blocked_s or MAX_BLOCKED_S)
         try:
             await work(watched)
         finally:

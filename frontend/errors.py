@@ -67,10 +67,14 @@ def model_not_found(name: str, served: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def prompt_too_long(param: str, num_tokens: int, context_length: int) -> ApiError:
+def prompt_too_long(
+    param: str, num_tokens: int, context_length: int, *, is_bound: bool = False
+) -> ApiError:
+    """`is_bound`: the prompt was not tokenised, it has at least `num_tokens`."""
+    size = f"at least {num_tokens}" if is_bound else f"{num_tokens}"
     return invalid(
         param,
-        f"The prompt has {num_tokens} tokens, but the model's context holds {context_length} "
+        f"The prompt has {size} tokens, but the model's context holds {context_length} "
         "tokens and at least one must stay free for the answer",
         "context_length_exceeded",
     )

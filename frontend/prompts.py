@@ -13,7 +13,7 @@ import msgspec
 from cearx.core.block_hash import prompt_hashes, root_hash
 from cearx.core.identifiers import BlockHash
 from cearx.core.messages import EngineReady, pack_tokens
-from cearx.frontend.errors import invalid, shown
+from cearx.frontend.errors import invalid, prompt_too_long, shown
 from cearx.frontend.openai_types import MAX_PROMPTS
 from cearx.frontend.tokenizer import Tokenizer
 
@@ -33,10 +33,23 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptPacker(msgspec.Struct, frozen=True, kw_only=True):
-    """Packs and hashes ids for one engine."""
+    """Tokenises, packs and hashes for one engine."""
 
+    tokenizer: Tokenizer
     engine: EngineReady
+    context_length: int
+    """What can never fit is not even tokenised: that takes seconds for a few MiB."""
     hash_secret: bytes
+
+    def encode(
+        self, param: str, text: str, *, add_special_tokens: bool, cache_salt: str | None
+    ) -> Prompt:
+        """Raises ApiError for an empty text and for one that exceeds the context for sure."""
+        at_least = self.tokenizer.min_num_tokens(text)
+        if at_least >= self.context_length:
+            raise prompt_too_long(param, at_least, self.context_length, is_bound=True)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self.pack(param, token_ids, cache_salt)
 
     def pack(self, param: str, token_ids: Sequence[int], cache_salt: str | None) -> Prompt:
         """Raises ApiError for an empty prompt and for ids outside the vocabulary."""
@@ -67,7 +80,6 @@ class PromptPacker(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_completion_prompts(
     prompt: Any,
-    tokenizer: Tokenizer,
     packer: PromptPacker,
     add_special_tokens: bool,
     cache_salt: str | None,
@@ -76,8 +88,9 @@ def encode_completion_prompts(
 
     def encode(param: str, item: Any) -> Prompt:
         if isinstance(item, str):
-            ids = tokenizer.encode(item, add_special_tokens=add_special_tokens)
-            return packer.pack(param, ids, cache_salt)
+            return packer.encode(
+                param, item, add_special_tokens=add_special_tokens, cache_salt=cache_salt
+            )
         return packer.pack(param, _checked_ids(param, item), cache_salt)
 
     if isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt):

@@ -8,6 +8,7 @@ from cearx.core.messages import EngineReady
 from cearx.frontend.chat_template import ChatTemplate
 from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.generation_defaults import GenerationDefaults
+from cearx.frontend.prompts import PromptPacker
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.tokenizer import Tokenizer
 
@@ -35,3 +36,11 @@ class ServerState(msgspec.Struct, kw_only=True):
     def context_length(self, engine: EngineReady) -> int:
         """Tokens of prompt and output that one request may have: the model's, or the pool's."""
         return min(engine.max_model_len, engine.num_blocks * engine.block_size)
+
+    def prompt_packer(self, engine: EngineReady) -> PromptPacker:
+        return PromptPacker(
+            tokenizer=self.tokenizer,
+            engine=engine,
+            context_length=self.context_length(engine),
+            hash_secret=self.hash_secret,
+        )

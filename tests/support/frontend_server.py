@@ -5,7 +5,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -136,5 +136,6 @@ def frontend_server(
             yield server
         finally:
             server.http.close()
-            server.loop.call_soon_threadsafe(server.shut_down.set)
+            with suppress(RuntimeError):  # a test has ended the loop itself
+                server.loop.call_soon_threadsafe(server.shut_down.set)
             thread.join()
