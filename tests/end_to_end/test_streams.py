@@ -11,7 +11,8 @@ import pytest
 from server_process import Server, replay, serving
 
 from cearx.core.scheduler import Scheduler
-from cearx.replay.trace import read_trace
+from cearx.replay.trace import Trace
+from cearx.replay.verify import Verifier, fresh_scheduler
 
 pytestmark = pytest.mark.model
 
@@ -134,18 +135,11 @@ def test_a_salt_isolates_the_prefix_cache(server: Server) -> None:
 
 def final_scheduler(trace_log: Path) -> Scheduler:
     """The scheduler as it stood after the last record of a trace."""
-    trace = read_trace(trace_log)
-    scheduler = Scheduler(trace.header.config)
-    for record in trace.records:
-        if type(record).__name__ == "StepPlan":
-            scheduler.plan()
-        elif type(record).__name__ in (
-            "RequestArrived",
-            "CancelRequested",
-            "StepFinished",
-            "ClockAdvanced",
-        ):
-            scheduler.apply(record)
+    trace = Trace.open(trace_log)
+    scheduler = fresh_scheduler(trace.header.config)
+    verifier = Verifier(scheduler)
+    for record in trace.records():
+        assert verifier.feed(record) is None
     return scheduler
 
 
