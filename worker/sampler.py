@@ -5,8 +5,9 @@ Never keeps state between steps, so a row's token depends on its logits and its 
 that cannot be sampled fails alone. Called by the step runner. Legend: R rows, V vocabulary.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import structlog
@@ -24,9 +25,6 @@ log = structlog.get_logger()
 
 SPAN = 256
 """Tokens whose weights are summed at once before the drawn one is searched among them."""
-ONES = np.ones(SPAN)
-
-
 MAX_SCALE = 1e300
 """Largest 1 / temperature that logits are multiplied with."""
 
@@ -53,7 +51,8 @@ class Sampler:
         if not requests:
             return ()
         raw_RV: NDArray[np.float32] = logits_RV.numpy()
-        return tuple(self._sample_row(raw_RV[i], r) for i, r in enumerate(requests))
+        with _one_thread():
+            return tuple(self._sample_row(raw_RV[i], r) for i, r in enumerate(requests))
 
     def _sample_row(self, raw_V: NDArray[np.float32], request: RequestState) -> RowOutput:
         try:
@@ -116,13 +115,26 @@ class Sampler:
 
     def _weights(self, logits_V: NDArray[np.float32], peak: float, temperature: float) -> Weights:
         """exp((logit - peak) / temperature) in scratch memory, valid until the next row."""
+        # Two float32 logits differ by 1e-45 at least, so MAX_SCALE separates any two as well as
+        # infinity does, and leaves the zero at the peak a zero.
+        scale = min(1.0 / temperature, MAX_SCALE)
         weights_V = self._padded[: len(logits_V)]
         weights_V.copy_(torch.from_numpy(logits_V)).sub_(peak)
-        if temperature != 1:
-            # Two float32 logits differ by 1e-45 at least, so MAX_SCALE separates any two as well as
-            # infinity does, and leaves the zero at the peak a zero.
-            weights_V.mul_(min(1.0 / temperature, MAX_SCALE))
+        if scale != 1:
+            weights_V.mul_(scale)
         return weights_V.exp_().numpy()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keeps torch in the calling thread: a row takes some 50 us, which is less than a barrier with
+    other threads takes when other processes want the cores too (milliseconds were measured)."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _narrow(ids: Ids | None, weights: Weights, kept: Ids) -> tuple[Ids, Weights]:
@@ -146,7 +158,7 @@ def draw_from_spans(weights: Weights, point: float) -> int:
     between them belongs to the span's last token of positive weight.
     """
     spans = weights.reshape(-1, SPAN)
-    cumulated = np.cumsum(spans @ ONES)
+    cumulated = np.cumsum(spans.sum(axis=1))
     target = point * cumulated[-1]
     index = int(np.searchsorted(cumulated, target, side="right"))
     span = spans[index]

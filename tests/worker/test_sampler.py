@@ -215,7 +215,7 @@ FAULTS = [
     ("uniform", "(token_index + 1)", "token_index // 2"),
     ("uniform", "_mix(seed & MASK_64)", "_mix(seed & 0xFFFFFFFF)"),
     ("sampler", "uniform(params.seed, num_outputs)", "uniform(params.seed, 0)"),
-    ("sampler", "mul_(min(1.0 / temperature", "mul_(min(temperature"),
+    ("sampler", "min(1.0 / temperature", "min(temperature"),
     ("sampler", "if params.top_p < 1:", "if params.top_p < 0.9:"),
     ("sampler", "raw_V.argmax()", "len(raw_V) - 1 - raw_V[::-1].argmax()"),
     ("sampler", "cumulated[index - 1] if index", "0.0 if index"),
