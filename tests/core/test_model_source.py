@@ -282,10 +282,20 @@ def test_hub_model(find, hub: type[FakeHub], reports: list[Report]) -> None:
     assert hub.requested == []
 
 
-def test_incomplete_cache_is_completed(find, hub: type[FakeHub]) -> None:
-    """A snapshot that lacks a shard is fetched again instead of being served."""
-    folder = find("org/model")
-    (folder / "model-2.safetensors").unlink()
+@pytest.mark.parametrize("knows_files", [True, False])
+def test_incomplete_cache_is_completed(
+    find,
+    hub: type[FakeHub],
+    knows_files: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A snapshot that lacks a shard is fetched again, also where nothing lists its files."""
+    (find("org/model") / "model-2.safetensors").unlink()
+    if not knows_files:  # as older versions of the library leave a cache
+        ignore = shutil.ignore_patterns("trees")
+        shutil.copytree(tmp_path / "hub", tmp_path / "old", symlinks=True, ignore=ignore)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "old"))
     assert (find("org/model") / "model-2.safetensors").is_file()
 
 

@@ -53,6 +53,13 @@ def test_ids_equal_the_definition(pre: str, tmp_path: Path) -> None:
         assert tokenizer.encode(text, add_special_tokens=False) == oracle.encode(text), text
 
 
+def test_whole_words_of_llama3(tmp_path: Path) -> None:
+    """A piece that is a token is taken whole there, though no merges lead to it."""
+    tokenizer = load(gguf_tokenizer(tmp_path / "t.gguf", "llama-bpe"))
+    ids = tokenizer.encode("Wholeword unmerged", add_special_tokens=False)
+    assert list(map(tokenizer.token_bytes, ids)) == [b"Wholeword", b" unmerged"]
+
+
 def test_families_differ(tmp_path: Path) -> None:
     """The texts above tell the families apart, so that a mixed-up table cannot pass."""
     ids = {}

@@ -16,10 +16,16 @@ USER_DEFINED = ["<tool_call>", "<|fim prefix|>", "<größe>"]
 """The last ids: words that the publisher added, which are not special."""
 
 
+WHOLE_WORDS = ["Ġunmerged", "Wholeword"]
+"""Tokens that no merges lead to, as Llama 3 has them; the awkward texts contain these words."""
+
+
 def corpus() -> list[str]:
-    """Text with code, digits and many scripts."""
+    """Text with code, digits and many scripts, without the WHOLE_WORDS."""
     sources = sorted((Path(__file__).parents[2] / "core").glob("*.py"))
-    return [path.read_text() for path in sources] + FRAGMENTS * 20
+    known = [text for text in FRAGMENTS if "Ġ" + text.strip() not in WHOLE_WORDS]
+    known = [text for text in known if text not in WHOLE_WORDS]
+    return [path.read_text() for path in sources] + known * 20
 
 
 @cache
@@ -39,18 +45,10 @@ def trained(size: int = 1500) -> tuple[list[str], list[str]]:
     return tokens, [" ".join(pair) for pair in saved["merges"]]
 
 
-@cache
-def trained_whole_words(size: int = 1500) -> tuple[list[str], list[str]]:
-    """As `trained`, with whole words that no merges lead to, as Llama 3 has them."""
-    tokens, merges = trained(size)
-    words = ["Ġquickbrown", "snake", "Ġfox", "http"]
-    return tokens + [word for word in words if word not in tokens], merges
-
-
 def gguf_tokenizer(path: Path, pre: str, tweak=lambda writer: None) -> Path:
     """A GGUF file with one tensor and a small tokenizer of the family `pre`."""
-    tokens, merges = trained_whole_words() if pre.startswith("llama") else trained()
-    tokens = tokens + USER_DEFINED
+    tokens, merges = trained()
+    tokens = tokens + (WHOLE_WORDS if pre.startswith("llama") else []) + USER_DEFINED
     types = [3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL) - 3) + [4] * 3
 
     def fill(writer) -> None:

@@ -10,7 +10,8 @@ FRAGMENTS = [
     "é", "e\u0301", "ñ", "n\u0303", "Å", "A\u030a", "\u1100\u1161", "ﬁ", "İ", "ß", "ǆ",
     "😀", "👩‍👩‍👧‍👦", "🇩🇪", "👍🏽", "❤️", "🏴\U000e0067\U000e0062", "\U0001f9d1\u200d\U0001f4bb",
     "def f(x):\n    return x**2  # ok", "if (a != b) {\r\n\tc += 1;\r\n}", "<html>&amp;</html>",
-    "!?", "...", "—", "«»", "$", "+=", "~", "|", "^", "`", "\\n", "//", "a_b", "snake_case", "x-y",
+    "!?", "...", "—", "«»", "$", "+=", "~", "|", "^", "`", "\\n", "//", "a_b", "x-y",
+    "snake_case", " unmerged", "Wholeword",
     "\x00", "\x7f", "\ufeff", "\ufffd", "\U0010ffff", "Ġ", "Ċ", "▁", "<0x41>", "<|", "|>",
     "http://a.b/c?d=e&f=%20", "user@example.com", "C:\\Temp", "aaaaaaaaaaaaaaaaaaaaaaaa",
 ]  # fmt: skip
