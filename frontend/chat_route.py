@@ -41,11 +41,11 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
         defaults=state.defaults,
         eos_token_ids=state.eos_token_ids,
     )
-    messages = template_messages(request.messages)
     kwargs = _template_kwargs(request.chat_template_kwargs or {})
     packer = state.prompt_packer(engine)
 
     def make_prompt() -> Prompt:
+        messages = template_messages(request.messages)
         text = _render(
             state.chat_template, messages, request.add_generation_prompt is not False, kwargs
         )

@@ -45,11 +45,13 @@ class ApiError(Exception):
 
 
 def shown(value: object) -> str:
-    """A client's value for an error message: JSON, cut, control characters escaped."""
+    """A client's value for an error message: JSON, cut, whatever does not print escaped."""
+    if isinstance(value, str | list):
+        value = value[: SHOWN_VALUE_CHARS + 1]  # so that a huge one is not encoded for nothing
     text = msgspec.json.encode(value).decode()
     if len(text) > SHOWN_VALUE_CHARS:
         text = text[:SHOWN_VALUE_CHARS] + "..."
-    return text.replace("\x7f", "\\u007f")
+    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
 def invalid(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:

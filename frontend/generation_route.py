@@ -58,7 +58,7 @@ def check_model(state: ServerState, name: str | None) -> None:
 def build_plan(
     state: ServerState, generation: Generation, prompts: list[Prompt], answer_format: AnswerFormat
 ) -> AnswerPlan:
-    """num_choices engine requests for each prompt, in order; raises ApiError (400)."""
+    """num_choices engine requests for each prompt, in order; raises ApiError (503)."""
     context_length = state.context_length(state.client.require_ready())
     requests: list[EngineRequest] = []
     choices: list[Choice] = []

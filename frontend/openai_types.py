@@ -14,6 +14,7 @@ MAX_CHOICES_PER_PROMPT = 8
 """Largest n: every choice is a request of its own for the engine."""
 MAX_PROMPTS = 64
 """Most prompts in one completion request."""
+MAX_MESSAGES = 4096
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
@@ -73,7 +74,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
 
 
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: PositiveInt | None = None
     """Goes before max_tokens, its old name."""
     logprobs: bool | None = None

@@ -1,8 +1,7 @@
 """From what a client sends as a prompt to what the engine takes: checked ids, packed and hashed.
 
 Everything here is pure and may take long for a long prompt, so the routes call it in a thread.
-Raises `ApiError`; nothing that leaves here can be wrong for the engine except its length, which
-`sampling.py` checks together with max_tokens.
+Raises `ApiError`; what leaves here leaves room for at least one token of output.
 """
 
 from collections.abc import Sequence
@@ -22,8 +21,6 @@ TAIL_TOKENS = 8
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    param: str
-    """The field it came from, for errors."""
     num_tokens: int
     token_ids: bytes
     """`pack_tokens`."""
@@ -52,9 +49,11 @@ class PromptPacker(msgspec.Struct, frozen=True, kw_only=True):
         return self.pack(param, token_ids, cache_salt)
 
     def pack(self, param: str, token_ids: Sequence[int], cache_salt: str | None) -> Prompt:
-        """Raises ApiError for an empty prompt and for ids outside the vocabulary."""
+        """Raises ApiError for a prompt that is empty or fills the context, and for unknown ids."""
         if not token_ids:
             raise invalid(param, f"{param} must have at least one token, got 0")
+        if len(token_ids) >= self.context_length:
+            raise prompt_too_long(param, len(token_ids), self.context_length)
         limit = self.engine.vocab_size
         if min(token_ids) < 0 or max(token_ids) >= limit:
             bad = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < limit)
@@ -69,7 +68,6 @@ class PromptPacker(msgspec.Struct, frozen=True, kw_only=True):
         if self.engine.enable_prefix_caching:
             hashes = prompt_hashes(self.hash_secret, root, packed, self.engine.block_size)
         return Prompt(
-            param=param,
             num_tokens=len(token_ids),
             token_ids=packed,
             tail=tuple(token_ids[-TAIL_TOKENS:]),

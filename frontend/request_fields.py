@@ -19,6 +19,9 @@ REQUEST = TypeVar("REQUEST", bound=GenerationRequest)
 MAX_WARNED_FIELDS = 256
 """Names of unknown fields that are remembered and logged; clients choose them."""
 
+MAX_FIELDS = 256
+"""Most fields in one body; the event loop looks at each."""
+
 UNBUILT: dict[str, tuple[object, ...]] = {
     # Field: the values, besides null, that ask for nothing.
     "allowed_token_ids": (),
@@ -123,6 +126,9 @@ def _decode_object(body: bytes) -> dict[str, Any]:
         raise invalid(None, f"The body is not valid JSON: {error}", "invalid_json") from None
     if not isinstance(fields, dict):
         raise invalid(None, f"The body must be a JSON object, got {shown(fields)}", "invalid_type")
+    if len(fields) > MAX_FIELDS:
+        message = f"The body may have at most {MAX_FIELDS} fields, got {len(fields)}"
+        raise invalid(None, message, "too_many_fields")
     return fields
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from cearx.core.messages import EngineReady, SamplingParams
-from cearx.frontend.errors import invalid, not_supported, prompt_too_long, shown
+from cearx.frontend.errors import invalid, not_supported, shown
 from cearx.frontend.generation_defaults import GenerationDefaults
 from cearx.frontend.openai_types import (
     INT64_MAX,
@@ -37,10 +37,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool
 
     def max_tokens_for(self, prompt: Prompt, context_length: int) -> int:
-        """Clamped to the context; raises ApiError when the prompt alone fills it."""
+        """Clamped to the context."""
         room = context_length - prompt.num_tokens
-        if room < 1:
-            raise prompt_too_long(prompt.param, prompt.num_tokens, context_length)
+        assert room >= 1, f"a prompt of {prompt.num_tokens} tokens for {context_length}"
         return room if self.max_tokens is None else min(self.max_tokens, room)
 
     def sampling_for(self, choice: int, max_tokens: int) -> SamplingParams:

@@ -9,6 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 from frontend_server import ENGINE, FrontendServer, frontend_server
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cearx.frontend.openai_types import ChatCompletionRequest, CompletionRequest
+from cearx.frontend.request_fields import UNBUILT
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -17,7 +22,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FrontendServer]:
-    with frontend_server(max_body_bytes=100_000) as started:
+    with frontend_server(max_body_bytes=200_000) as started:
         yield started
 
 
@@ -122,6 +127,7 @@ def test_fields_of_both_routes(
 CASES: list[tuple[str, dict[str, Any], str, list[str]]] = [
     (CHAT, {}, "messages", ["required"]),
     (CHAT, {"messages": []}, "messages", ["[]", ">= 1"]),
+    (CHAT, {"messages": HELLO * 4097}, "messages", ["<= 4096"]),
     (CHAT, {"messages": "hi"}, "messages", ['"hi"', "array"]),
     (CHAT, {"messages": [5]}, "messages[0]", ["5", "object"]),
     (CHAT, {"messages": [{}]}, "messages[0].role", ["required"]),
@@ -221,6 +227,13 @@ def test_bodies_that_are_no_json_object(server: FrontendServer, body: bytes, cod
     assert (error["type"], error["code"]) == ("invalid_request_error", code)
 
 
+def test_a_body_with_too_many_fields(server: FrontendServer) -> None:
+    """The number of fields is bounded, known or not."""
+    answer = server.post(TEXT, **{f"field{i}": i for i in range(257)})
+    assert answer.status_code == 400
+    check_error(answer.content, None, "256", "257")
+
+
 def test_unknown_model(server: FrontendServer) -> None:
     """404 with OpenAI's code, on every route that takes a model."""
     for answer in (
@@ -260,7 +273,21 @@ def test_a_body_over_the_limit(server: FrontendServer) -> None:
     """413 by Content-Length, before the body is read, and the client gets to read the answer."""
     answer = server.http.post(TEXT, content=b" " * 3_000_000)
     assert answer.status_code == 413
-    check_error(answer.content, None, "100000", "3000000")
+    check_error(answer.content, None, "200000", "3000000")
+
+
+def test_a_client_that_sends_on_after_413(server: FrontendServer) -> None:
+    """The answer comes before the rest of the body, and sending on breaks nothing."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 20000000\r\n\r\n"
+        )
+        response = http.client.HTTPResponse(client)
+        response.begin()
+        assert response.status == 413
+        check_error(response.read(), None, "20000000")
+        for _ in range(200):
+            client.sendall(b" " * 100_000)
 
 
 def test_a_body_over_the_limit_without_a_length(server: FrontendServer) -> None:
@@ -272,15 +299,15 @@ def test_a_body_over_the_limit_without_a_length(server: FrontendServer) -> None:
 
     answer = server.http.post(TEXT, content=chunks())
     assert answer.status_code == 413
-    check_error(answer.content, None, "100000")
+    check_error(answer.content, None, "200000")
 
 
 def test_a_body_of_exactly_the_limit(server: FrontendServer) -> None:
     """The limit itself is allowed."""
     body = b'{"prompt": [1, 999]}'
-    answer = server.http.post(TEXT, content=body.ljust(100_000))
+    answer = server.http.post(TEXT, content=body.ljust(200_000))
     assert answer.status_code == 400
-    assert server.http.post(TEXT, content=body.ljust(100_001)).status_code == 413
+    assert server.http.post(TEXT, content=body.ljust(200_001)).status_code == 413
 
 
 def test_a_lying_content_length(server: FrontendServer) -> None:
@@ -312,3 +339,42 @@ def test_limits_of_the_pool() -> None:
         answer = small.post(TEXT, prompt="x" * 32)
         assert answer.status_code == 400
         check_error(answer.content, "prompt", "32 tokens", "context")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+FIELDS = sorted(
+    {*ChatCompletionRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *UNBUILT}
+)
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[FrontendServer]:
+    with frontend_server() as started:
+        yield started
+
+
+@given(
+    path=st.sampled_from([CHAT, TEXT]),
+    fields=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),
+    message=JSON,
+)
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_json_gets_an_answer(
+    fuzzed: FrontendServer, path: str, fields: dict[str, Any], message: Any
+) -> None:
+    """Whatever is in the fields: success, or an error object that is not the server's fault."""
+    body = {"prompt": "a", "messages": [{"role": "user", "content": message}], **fields}
+    answer = fuzzed.post(path, **body)
+    if answer.status_code == 200:
+        return
+    assert answer.status_code in (400, 404), answer.text
+    error = msgspec.json.decode(answer.content)["error"]
+    assert error["type"] == "invalid_request_error" and error["message"].isprintable()

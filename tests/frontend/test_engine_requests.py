@@ -9,7 +9,7 @@ from fake_core import Reply, logprob_of
 from frontend_server import EOS_ID, SECRET, FrontendServer, byte_tokenizer, frontend_server
 
 from cearx.core.block_hash import prompt_hashes, root_hash
-from cearx.core.events import FinishReason
+from cearx.core.events import CancelReason, FinishReason
 from cearx.core.messages import SamplingParams, Submit, unpack_tokens
 from cearx.frontend.generation_defaults import GenerationDefaults
 
@@ -193,7 +193,7 @@ def test_strict_params() -> None:
 
 def test_logprobs_of_broken_characters(server: FrontendServer) -> None:
     """Chat shows the bytes of a token that is no text by itself, completions make them a key."""
-    token_ids = list("é".encode())
+    token_ids = list("aé".encode())
 
     def reply(submit: Submit) -> Reply:
         rows = [logprob_of(i, t) for i, t in enumerate(token_ids)]
@@ -208,24 +208,25 @@ def test_logprobs_of_broken_characters(server: FrontendServer) -> None:
         text = server.post(TEXT, prompt="x", logprobs=2).json()["choices"][0]
     finally:
         server.core.reply = monkey
-    assert chat["message"]["content"] == text["text"] == "é"
-    assert chat["logprobs"]["content"][0] == {
+    assert chat["message"]["content"] == text["text"] == "aé"
+    assert chat["logprobs"]["content"][1] == {
         "token": "\ufffd",
-        "logprob": -0.125,
+        "logprob": -0.25,
         "bytes": [0xC3],
         "top_logprobs": [
             {"token": "\ufffd", "logprob": -0.125, "bytes": [0xFF]},
-            {"token": "\ufffd", "logprob": -0.125, "bytes": [0xC3]},
+            {"token": "\ufffd", "logprob": -0.25, "bytes": [0xC3]},
         ],
     }
     assert text["logprobs"] == {
-        "tokens": ["bytes:\\xc3", "bytes:\\xa9"],
-        "token_logprobs": [-0.125, -0.25],
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
+        "token_logprobs": [-0.125, -0.25, -0.375],
         "top_logprobs": [
-            {"bytes:\\xff": -0.125, "bytes:\\xc3": -0.125},
-            {"bytes:\\xff": -0.125, "bytes:\\xa9": -0.25},
+            {"bytes:\\xff": -0.125, "a": -0.125},
+            {"bytes:\\xff": -0.125, "bytes:\\xc3": -0.25},
+            {"bytes:\\xff": -0.125, "bytes:\\xa9": -0.375},
         ],
-        "text_offset": [0, 0],
+        "text_offset": [0, 1, 1],
     }
 
 
@@ -254,6 +255,36 @@ def test_stop_tokens_and_cached_tokens(server: FrontendServer) -> None:
         "prompt_tokens_details": {"cached_tokens": 16},
     }
     assert shown["choices"][0]["text"] == "abc"
+
+
+def test_stop_strings_wait_for_min_tokens(server: FrontendServer) -> None:
+    """The text of the first min_tokens tokens is not searched, that of the next one is."""
+    for min_tokens, expected in ((0, ""), (1, "ab"), (2, "ab"), (3, "abab")):
+        answer = server.post(
+            TEXT, prompt="ab", max_tokens=8, min_tokens=min_tokens, stop=["a"]
+        ).json()["choices"][0]
+        assert (answer["text"], answer["stop_reason"]) == (expected, "a")
+
+
+def test_a_stop_string_ends_the_engines_work(server: FrontendServer) -> None:
+    """The core is told, for that choice alone."""
+    core = server.core
+    before, core.step_s, first = core.reply, 0.005, len(core.submits)
+
+    def reply(submit: Submit) -> Reply:
+        return Reply(token_ids=[97] * 20 if len(core.submits) - first == 1 else [98] * 5_000)
+
+    core.reply = reply
+    try:
+        answer = server.post(TEXT, prompt="x", n=2, stop=["bbb"]).json()
+    finally:
+        core.reply, core.step_s = before, 0.0
+    assert [c["text"] for c in answer["choices"]] == ["a" * 20, ""]
+    assert answer["usage"]["completion_tokens"] == 23
+    core.wait_until(lambda core: core.num_running == 0)
+    quick, endless = (submit.request_key for submit in core.submits[first:])
+    cancelled = [cancel for cancel in core.cancels if cancel[0] >= quick]
+    assert cancelled == [(endless, CancelReason.STOP_STRING)]
 
 
 def test_continuous_usage(server: FrontendServer) -> None:

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cearx.frontend.stop_strings import StopStringMatcher
@@ -23,6 +23,10 @@ def brute_force(text: str, stops: list[str]) -> tuple[str, str] | None:
 
 
 @given(TEXT, STOPS, st.lists(st.integers(0, 30)), st.booleans())
+@example("aaab", ["aab"], [2], False)  # a match that begins inside a failed one
+@example("ababac", ["abac"], [], False)
+@example("abcd", ["bc", "abcd"], [], True)  # complete first, not begun first
+@example("xabc", ["bc", "abc"], [1, 2], False)  # complete together: the longest
 def test_matches_brute_force(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
     """The released text and the match are those of a search over the whole text."""
     matcher = StopStringMatcher(tuple(stops), include)
