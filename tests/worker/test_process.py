@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,3 +180,17 @@ def test_a_length_that_does_not_fit_the_pool(folder: Path) -> None:
         assert "--max-model-len 200 needs 78.0 KiB" in failure.reason
         assert "66.0 KiB (176 tokens)" in failure.reason
         assert worker.end()[0] == 2
+
+
+def test_threads_are_told_to_sleep_before_torch_is_loaded() -> None:
+    """The OpenMP library reads its settings when torch loads it, so torch must come later."""
+    code = (
+        "import os, sys, cearx.worker.__main__ as entry\n"
+        "assert 'torch' not in sys.modules\n"
+        "import cearx.core.child as child\n"
+        "def read_launch(_): raise SystemExit(os.environ['GOMP_SPINCOUNT'])\n"
+        "child.read_launch = read_launch\n"
+        "entry.run()\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == "2000"
