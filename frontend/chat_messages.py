@@ -18,9 +18,20 @@ ROLES = {
 """The roles of the API and those of the templates."""
 
 UNBUILT_FIELDS = ("tool_calls", "function_call", "audio")
+KNOWN_FIELDS = frozenset(("role", "content", "name", "tool_call_id", *UNBUILT_FIELDS))
 UNBUILT_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal")
 TEXT_FIELDS = ("name", "tool_call_id")
 """Passed on to the template when they are there."""
+
+
+def unknown_fields(messages: list[dict[str, Any]]) -> set[str]:
+    """Names of fields in messages that nobody knows; null says nothing and is left out."""
+    return {
+        f"messages[].{name}"
+        for message in messages
+        for name in message.keys() - KNOWN_FIELDS
+        if message[name] is not None
+    }
 
 
 def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:

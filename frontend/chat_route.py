@@ -6,7 +6,7 @@ from typing import Any
 from anyio import to_thread
 
 from cearx.frontend.answer_format import ChatFormat
-from cearx.frontend.chat_messages import template_messages
+from cearx.frontend.chat_messages import template_messages, unknown_fields
 from cearx.frontend.chat_template import ChatTemplate, ChatTemplateError, require
 from cearx.frontend.errors import ApiError, invalid, not_supported, shown
 from cearx.frontend.generation_route import build_plan, check_model
@@ -31,6 +31,8 @@ MAX_KWARG_CHARS = 256
 async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
     """Raises ApiError."""
     request = state.parser.parse(body, ChatCompletionRequest)
+    for name in sorted(unknown_fields(request.messages)):
+        state.parser.note_unknown(name)
     check_model(state, request.model)
     engine = state.client.require_ready()
     generation = build_generation(

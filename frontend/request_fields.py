@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from cearx.frontend.errors import ApiError, invalid, not_supported, shown
-from cearx.frontend.openai_types import GenerationRequest
+from cearx.frontend.openai_types import GenerationRequest, StreamOptions
 
 REQUEST = TypeVar("REQUEST", bound=GenerationRequest)
 
@@ -100,13 +100,18 @@ class RequestParser:
             if name in UNBUILT:
                 _refuse_unbuilt(name, value)
             elif name not in request_type.__struct_fields__:
-                self._unknown(name)
+                self.note_unknown(name)
+        options = fields.get("stream_options")
+        if isinstance(options, dict):
+            for name in options.keys() - set(StreamOptions.__struct_fields__):
+                self.note_unknown(f"stream_options.{name}")
         try:
             return msgspec.convert(fields, request_type)
         except msgspec.ValidationError as error:
             raise _explain(error, fields) from None
 
-    def _unknown(self, name: str) -> None:
+    def note_unknown(self, name: str) -> None:
+        """One warning in the log, or ApiError (400) under --strict-params."""
         if self._strict:
             message = f"Unknown field {shown(name)}, and the server runs with --strict-params"
             raise invalid(name[:64], message, "unknown_parameter")

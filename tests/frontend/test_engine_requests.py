@@ -176,9 +176,14 @@ def test_unknown_fields_warn_once(server: FrontendServer, monkeypatch: pytest.Mo
     for _ in range(3):
         submits(server, TEXT, prompt="a", max_tokens=1, top_a=0.5, **{"new\nline": 1})
     assert warned == ['"top_a"', '"new\\nline"']
+    warned.clear()
+    messages = [{"role": "user", "content": "x", "refusal": None, "mood": "good"}]
+    fields = {"max_tokens": 1, "stream": True, "stream_options": {"pace": 1}}
+    submits(server, CHAT, messages=messages * 2, **fields)
+    assert warned == ['"stream_options.pace"', '"messages[].mood"']
     for number in range(400):
         server.post(TEXT, **{"prompt": "", f"field{number}": 1})
-    assert len(warned) == 256
+    assert len(warned) == 254
 
 
 def test_strict_params() -> None:
@@ -189,6 +194,9 @@ def test_strict_params() -> None:
         error = answer.json()["error"]
         assert (error["param"], error["code"]) == ("top_a", "unknown_parameter")
         assert server.post(TEXT, prompt="a", user="u").status_code == 200
+        messages = [{"role": "user", "content": "x", "mood": "good"}]
+        answer = server.post(CHAT, messages=messages)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages[].mood")
 
 
 def test_logprobs_of_broken_characters(server: FrontendServer) -> None:
@@ -228,6 +236,23 @@ def test_logprobs_of_broken_characters(server: FrontendServer) -> None:
         ],
         "text_offset": [0, 1, 1],
     }
+
+
+def test_a_bug_is_a_500(server: FrontendServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody foresaw is an error object without a word about the inside."""
+    with monkeypatch.context() as patch:
+        patch.setattr(server.state, "tokenizer", None)
+        answer = server.post(TEXT, prompt="a")
+    assert answer.status_code == 500
+    assert answer.json() == {
+        "error": {
+            "message": "Internal server error",
+            "type": "server_error",
+            "param": None,
+            "code": "internal_error",
+        }
+    }
+    assert server.post(TEXT, prompt="a").status_code == 200
 
 
 def test_stop_tokens_and_cached_tokens(server: FrontendServer) -> None:

@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,74 +11,16 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-import zmq
 from fake_core import FakeCore, Reply
-from frontend_server import BOOT_ID, ENGINE, SECRET, TEMPLATE, byte_backend
+from frontend_process import Started, write_model
+from frontend_server import BOOT_ID, ENGINE
 
-from cearx.core.child import encode_launch, endpoint
-from cearx.core.config import FrontendConfig, FrontendLaunch, ModelFiles
-from cearx.core.link import Channel, configure
-from cearx.core.messages import ChildToSupervisor, ProcessFailed, ProcessReady, Progress
-
-
-class Started:
-    """A frontend process with this test as its supervisor."""
-
-    def __init__(self, folder: Path, model: Path) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._reports = self._context.socket(zmq.ROUTER)
-        self._channel: Channel[None, ChildToSupervisor] = Channel(BOOT_ID, 0, ChildToSupervisor)
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self._listener.set_inheritable(True)
-        self._bind(folder)
-        launch = FrontendLaunch(
-            boot_id=BOOT_ID,
-            runtime_dir=folder,
-            log_level="info",
-            config=FrontendConfig(served_model_name="served"),
-            model=ModelFiles(path=model, name="tiny"),
-            frontend_index=0,
-            hash_secret=SECRET,
-            listen_fd=self._listener.fileno(),
-        )
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cearx.frontend"],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=(self._listener.fileno(),),
-        )
-        assert self.process.stdin is not None
-        self.process.stdin.write(encode_launch(launch))
-        self.process.stdin.flush()
-
-    def _bind(self, folder: Path) -> None:
-        configure(self._reports)
-        self._reports.bind(endpoint(folder, "supervisor"))
-
-    def reports_until(self, kind: type) -> list[ChildToSupervisor]:
-        found: list[ChildToSupervisor] = []
-        while not found or not isinstance(found[-1], kind):
-            assert self._reports.poll(15_000), f"no {kind.__name__} after {found}"
-            report = self._channel.decode(self._reports.recv_multipart()[-1])
-            assert report is not None
-            found.append(report)
-        return found
-
-    def end(self) -> str:
-        """Kills what is left; answers what the process logged."""
-        self.process.kill()
-        _, errors = self.process.communicate()
-        self._listener.close()
-        self._context.destroy(linger=0)
-        return errors.decode()
+from cearx.core.messages import ProcessFailed, ProcessReady, Progress
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    byte_backend().save(str(tmp_path / "tokenizer.json"))
-    config = {"chat_template": TEMPLATE, "eos_token": "<|end|>"}
-    (tmp_path / "tokenizer_config.json").write_bytes(msgspec.json.encode(config))
+    write_model(tmp_path)
     return tmp_path
 
 
@@ -127,12 +67,11 @@ def test_sigterm_with_a_client_that_does_not_read(model: Path, runtime_dir: Path
         try:
             started.reports_until(ProcessReady)
             core.reply = lambda submit: Reply(token_ids=[97] * 8_000)
-            port = int(started.url.rpartition(":")[2])
             body = msgspec.json.encode({"prompt": "x", "stream": True, "n": 4})
             head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
             with socket.socket() as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                client.connect(("127.0.0.1", port))
+                client.connect(("127.0.0.1", started.port))
                 client.sendall(head % len(body) + body)
                 core.wait_until(lambda core: bool(core.submits) and not core.num_running, 20)
                 began = time.monotonic()
