@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-GROUP_BYTES = 4 * 1024 * 1024
-"""Gathered KV of one decode group, about the size of the second-level caches of two cores."""
+GROUP_BYTES = 8 * 1024 * 1024
+"""Gathered KV of one decode group: bounds the copy, and is large enough that waking threads for
+each group costs little."""
 MAX_PADDING = 1.25
 """Padded keys of a decode group may exceed the real ones by this factor."""
 MASKED_QUERIES = 256
@@ -144,6 +145,8 @@ def paged_attention(
     `kv_new_THD` holds the step's keys, then its values; `kv_SHD` is a layer of the KV cache.
     """
     kv_SHD.index_copy_(0, plan.slot_mapping, kv_new_THD)
+    if not plan.query_runs and plan.decode_order is None:
+        return _attend_group(q_TND, kv_SHD, plan.decode_groups[0])
     out_TND = torch.empty_like(q_TND)
     if plan.decode_groups:
         _attend_decodes(q_TND, kv_SHD, plan, out_TND)
@@ -163,24 +166,25 @@ def paged_attention(
 
 
 def _attend_decodes(q_TND: Tensor, kv_SHD: Tensor, plan: AttentionPlan, out_TND: Tensor) -> None:
-    """The query heads that share a key-value head become the rows of one small matrix product."""
-    num_heads, head_dim = q_TND.shape[1:]
-    num_kv_heads = kv_SHD.shape[1] // 2
-    q_RND = q_TND[: plan.num_decodes]
-    out_RND = out_TND[: plan.num_decodes]
-    if plan.decode_order is not None:
-        q_RND = q_RND[plan.decode_order]
-        out_RND = torch.empty_like(q_RND)
-    q_RKGD = q_RND.view(-1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    out_RKGD = out_RND.view(q_RKGD.shape)
+    if plan.decode_order is None:
+        group = plan.decode_groups[0]
+        out_TND[: plan.num_decodes] = _attend_group(q_TND[: plan.num_decodes], kv_SHD, group)
+        return
+    q_RND = q_TND[plan.decode_order]
+    out_RND = torch.empty_like(q_RND)
     for group in plan.decode_groups:
         rows = slice(group.first_row, group.first_row + group.keys.num_rows)
-        k_CKLD, v_CKLD = group.keys.read(kv_SHD)
-        out_RKGD[rows] = scaled_dot_product_attention(
-            q_RKGD[rows], k_CKLD, v_CKLD, attn_mask=group.mask_C11L
-        )
-    if plan.decode_order is not None:
-        out_TND.index_copy_(0, plan.decode_order, out_RND)
+        out_RND[rows] = _attend_group(q_RND[rows], kv_SHD, group)
+    out_TND.index_copy_(0, plan.decode_order, out_RND)
+
+
+def _attend_group(q_CND: Tensor, kv_SHD: Tensor, group: _DecodeGroup) -> Tensor:
+    """The query heads that share a key-value head become the rows of one small matrix product."""
+    num_rows, num_heads, head_dim = q_CND.shape
+    k_CKLD, v_CKLD = group.keys.read(kv_SHD)
+    q_CKGD = q_CND.view(num_rows, k_CKLD.shape[1], -1, head_dim)
+    out_CKGD = scaled_dot_product_attention(q_CKGD, k_CKLD, v_CKLD, attn_mask=group.mask_C11L)
+    return out_CKGD.reshape(num_rows, num_heads, head_dim)
 
 
 def _group_by_length(lengths: list[int], max_keys: int) -> list[list[int]]:

@@ -87,8 +87,12 @@ class GatedLinear(ColumnParallelLinear):
         )
 
     def forward(self, x_TK: Tensor) -> Tensor:
-        out_TN = x_TK.new_empty(x_TK.shape[0], self.sizes["gate"])
-        for tile in tiles(x_TK.shape[0]):
+        num_rows = x_TK.shape[0]
+        if num_rows == 1:
+            gate_B1W, up_B1W = self.weight.product_BTW(x_TK).chunk(2)
+            return silu(gate_B1W, inplace=True).mul_(up_B1W).view(1, -1)
+        out_TN = x_TK.new_empty(num_rows, self.sizes["gate"])
+        for tile in tiles(num_rows):
             gate_BTW, up_BTW = self.weight.product_BTW(x_TK[tile]).chunk(2)
             out_BTW = self.weight.as_blocks(out_TN[tile])
             torch.mul(silu(gate_BTW, inplace=True), up_BTW, out=out_BTW)

@@ -17,8 +17,8 @@ class RMSNorm:
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         self.weight = torch.empty(size, dtype=dtype)
-        self._per_feature = size**-0.5
-        self._eps_root = torch.tensor(eps, dtype=torch.float32).sqrt_()
+        self._root_size = size**0.5
+        self._floor = torch.tensor(size * eps, dtype=torch.float32).sqrt_()
 
     def slots(self) -> dict[str, WeightSlot]:
         return {"weight": WeightSlot(tuple(self.weight.shape), self._fill)}
@@ -27,10 +27,11 @@ class RMSNorm:
         self.weight.copy_(weight_K)
 
     def forward(self, x: Tensor) -> Tensor:
-        # hypot(|x| / sqrt(K), sqrt(eps)) is sqrt(mean(x^2) + eps) in fewer passes.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        rms = norm.mul_(self._per_feature).hypot_(self._eps_root)
-        normalised: Tensor = (x / rms).to(x.dtype)
+        # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(K * eps)) / sqrt(K), in fewer passes.
+        length = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+        normalised: Tensor = x / length.hypot_(self._floor).div_(self._root_size)
+        if normalised.dtype != x.dtype:
+            normalised = normalised.to(x.dtype)
         return normalised.mul_(self.weight)
 
 

@@ -60,8 +60,10 @@ class PackedWeight:
     def product(self, x_TK: Tensor) -> Tensor:
         """[T, N], contiguous."""
         num_rows = x_TK.shape[0]
-        if num_rows == 1:
+        if num_rows == 1:  # one row of every block lies as the output does
             return self.product_BTW(x_TK).view(1, -1)
+        if num_rows <= TILE_ROWS:
+            return self.product_BTW(x_TK).transpose(0, 1).reshape(num_rows, -1)
         out_TN = x_TK.new_empty(num_rows, self.blocks_BKW.shape[0] * self.width)
         for tile in tiles(num_rows):
             self.as_blocks(out_TN[tile]).copy_(self.product_BTW(x_TK[tile]))
@@ -69,11 +71,12 @@ class PackedWeight:
 
     def add_product(self, x_TK: Tensor, out_TN: Tensor) -> None:
         """`out += product(x)` in place; `out_TN` is contiguous."""
-        if x_TK.shape[0] == 1 and self.bias_B1W is None:
-            x_B1K = x_TK.expand(self.blocks_BKW.shape[0], -1, -1)
-            self.as_blocks(out_TN).baddbmm_(x_B1K, self.blocks_BKW)
+        num_rows = x_TK.shape[0]
+        if num_rows == 1 and self.bias_B1W is None:
+            x_B1K = x_TK.expand(self.blocks_BKW.shape[0], 1, -1)
+            out_TN.view(-1, 1, self.width).baddbmm_(x_B1K, self.blocks_BKW)
             return
-        for tile in tiles(x_TK.shape[0]):
+        for tile in tiles(num_rows):
             self.as_blocks(out_TN[tile]).add_(self.product_BTW(x_TK[tile]))
 
     def as_blocks(self, out_TN: Tensor) -> Tensor:

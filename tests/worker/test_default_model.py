@@ -18,6 +18,7 @@ NUM_OUTPUT = 64
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModel:
+    torch.set_num_threads(1)
     return load_model(resolve(None, lambda *_: None), WorkerConfig(), lambda *_: None)
 
 

@@ -48,7 +48,7 @@ def _norm_weight_plus_one(patch: pytest.MonkeyPatch, model: LanguageModel) -> No
 
 def _large_epsilon(patch: pytest.MonkeyPatch, model: LanguageModel) -> None:
     for layer in model.layers:
-        layer.attention_norm._eps_root.fill_(0.1)
+        layer.attention_norm._floor.fill_(1.0)
 
 
 def _no_qk_norm(patch: pytest.MonkeyPatch, model: LanguageModel) -> None:
