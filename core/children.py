@@ -13,10 +13,6 @@ import time
 from cearx.core.child import encode_launch
 from cearx.core.config import Launch
 
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""OpenMP reads it from here only: on few cores, threads that spin at every barrier starve the
-other processes, and are starved by them (docs/experiments.md)."""
-
 KILL_AFTER_S = 5.0
 """How long a child may take to end after SIGTERM."""
 
@@ -30,7 +26,6 @@ class Child:
             # -P: the folders of a source checkout must not be importable by their bare names.
             [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
-            env={**ENVIRONMENT, **os.environ},
             pass_fds=pass_fds,
             start_new_session=True,  # Ctrl-C in the terminal reaches the supervisor only
         )

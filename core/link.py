@@ -16,8 +16,8 @@ SEND = TypeVar("SEND")
 RECEIVE = TypeVar("RECEIVE")
 
 HEADER = struct.Struct("<QIQ")
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Larger than any step: 4 MiB of body is at most 1 Mi tokens of 4 bytes."""
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024
+"""Larger than any step: one that admits 64 requests of a million cached tokens, 4 bytes each."""
 HIGH_WATER_MARK = 1024
 """Messages that ZeroMQ queues in each direction before it reports that it is full."""
 MAX_PENDING = 65536

@@ -4,7 +4,6 @@ Started by the supervisor as `python -m cearx.core`. One thread, one loop: wait 
 them in, plan when nothing is in flight, send.
 """
 
-import os
 import signal
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import structlog
 import zmq
 
-from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch
+from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
 from cearx.core.config import CoreLaunch, SchedulerConfig
 from cearx.core.engine import Engine, EventLog, MessageRejected, NullLog
 from cearx.core.events import FinishReason
@@ -58,7 +57,7 @@ class CoreProcess:
         self._worker: DealerLink[CoreToWorker, WorkerToCore] = DealerLink(
             socket, Channel(spec.boot_id, 0, WorkerToCore)
         )
-        self._stop_fd = _stop_fd()
+        self._stop_fd = signal_fd(signal.SIGTERM)
         self._poller = zmq.Poller()
         for waitable in (socket, self._frontends.socket, self._stop_fd):
             self._poller.register(waitable, zmq.POLLIN)
@@ -138,15 +137,6 @@ class CoreProcess:
             self._frontends.send(
                 self._frontend_names[frontend_index], StepOutputs(outputs=tuple(batch))
             )
-
-
-def _stop_fd() -> int:
-    """A file descriptor that becomes readable on SIGTERM, so that no event is cut in half."""
-    read_fd, write_fd = os.pipe()
-    os.set_blocking(write_fd, False)
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: None)
-    signal.set_wakeup_fd(write_fd)
-    return read_fd
 
 
 def _open_trace(spec: CoreLaunch, config: SchedulerConfig) -> TraceWriter | None:

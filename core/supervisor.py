@@ -5,7 +5,6 @@ Makes no request pass through itself. When a child ends that should not, all end
 says which one and why; exit code 2 for what could never have started, 1 for a later fault.
 """
 
-import os
 import secrets
 import shutil
 import signal
@@ -20,7 +19,7 @@ import zmq
 from rich.console import Console
 
 from cearx.core.block_hash import SECRET_SIZE
-from cearx.core.child import configure_logging, endpoint
+from cearx.core.child import configure_logging, endpoint, signal_fd
 from cearx.core.children import Child, end_all
 from cearx.core.config import (
     CoreConfig,
@@ -163,7 +162,7 @@ class Supervisor:
             self._launches,
             ChildToSupervisor,
         )
-        self._signal_fd = _signal_fd()
+        self._signal_fd = signal_fd(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         self._poller = zmq.Poller()
         self._poller.register(self._reports.socket, zmq.POLLIN)
         self._poller.register(self._signal_fd, zmq.POLLIN)
@@ -261,13 +260,3 @@ def _launches(
         )
         launches[f"frontend-{index}"] = ("cearx.frontend", frontend)
     return launches
-
-
-def _signal_fd() -> int:
-    """A file descriptor that becomes readable when the server is asked to end."""
-    read_fd, write_fd = os.pipe()
-    os.set_blocking(write_fd, False)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda _number, _frame: None)
-    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-    return read_fd

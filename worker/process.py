@@ -6,7 +6,6 @@ steps. Exit code 0 after SIGTERM, 2 for what could never start, 1 for a step tha
 """
 
 import gc
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import structlog
 import torch
 import zmq
 
-from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch
+from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
 from cearx.core.config import WorkerLaunch
 from cearx.core.link import LINGER_MS, Channel, DealerLink, configure
 from cearx.core.messages import CoreToWorker, ExecuteStep, WorkerReady, WorkerToCore
@@ -146,7 +145,7 @@ def serve(
     link: DealerLink[WorkerToCore, CoreToWorker] = DealerLink(
         socket, Channel(spec.boot_id, 0, CoreToWorker)
     )
-    stop_fd = _stop_fd()
+    stop_fd = signal_fd(signal.SIGTERM)
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(stop_fd, zmq.POLLIN)
@@ -167,15 +166,6 @@ def serve(
                 foreign=counters.foreign,
                 stale=counters.stale,
             )
-
-
-def _stop_fd() -> int:
-    """A file descriptor that becomes readable on SIGTERM, so that no step is cut in half."""
-    read_fd, write_fd = os.pipe()
-    os.set_blocking(write_fd, False)
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: None)
-    signal.set_wakeup_fd(write_fd)
-    return read_fd
 
 
 def _one_line(error: Exception) -> str:
