@@ -7,6 +7,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write golden files anew, for review in git"
     )
+    parser.addoption(
+        "--update-gates", action="store_true", help="store the performance ratios measured now"
+    )
 
 
 @pytest.fixture
