@@ -6,7 +6,6 @@ are cut when a checkpoint's tensors are filled in. Models build these; `packed_w
 T tokens, K input features, N output features of this rank, V vocabulary of this rank.
 """
 
-import math
 from functools import partial
 
 import torch
@@ -25,6 +24,9 @@ class ColumnParallelLinear:
     (a head). A part with fewer units than ranks is held by several ranks (key-value heads).
     """
 
+    is_gated = False
+    """Whether two equal parts are combined block by block."""
+
     def __init__(
         self,
         in_features: int,
@@ -38,7 +40,7 @@ class ColumnParallelLinear:
         self.tp = tp
         self.sizes = {name: _share(name, size, unit, tp) for name, size, unit in parts}
         total = sum(self.sizes.values())
-        self.weight = PackedWeight(total, in_features, math.gcd(*self.sizes.values()), dtype)
+        self.weight = PackedWeight(total, in_features, dtype, halves=self.is_gated)
         self.has_bias = bias
         if bias:
             self.weight.allocate_bias()
@@ -73,6 +75,8 @@ class ColumnParallelLinear:
 
 class GatedLinear(ColumnParallelLinear):
     """`silu(gate(x)) * up(x)`: both products merged, the activation applied block by block."""
+
+    is_gated = True
 
     def __init__(
         self,
@@ -116,7 +120,7 @@ class RowParallelLinear:
         self.tp = tp
         self.has_bias = bias
         self.in_share = shard_size(in_features // unit, tp, "input heads or features") * unit
-        self.weight = PackedWeight(out_features, self.in_share, out_features, dtype)
+        self.weight = PackedWeight(out_features, self.in_share, dtype)
         if bias and tp.rank == 0:  # the sum over ranks must hold it once
             self.weight.allocate_bias()
 
@@ -154,7 +158,7 @@ class VocabParallelHead:
         self.hidden_size = hidden_size
         self.tp = tp
         self.share = -(-vocab_size // tp.size)
-        self.weight = PackedWeight(self.share, hidden_size, self.share, dtype)
+        self.weight = PackedWeight(self.share, hidden_size, dtype)
 
     def slots(self) -> dict[str, WeightSlot]:
         return {"weight": WeightSlot((self.vocab_size, self.hidden_size), self._fill)}

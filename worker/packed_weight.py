@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-MAX_BLOCK_WIDTH = 192
+MAX_BLOCK_WIDTH = 512
 MIN_BLOCK_WIDTH = 64
-MIN_BLOCKS = 6
-"""Fewer blocks leave threads without work."""
+"""Between these a block's columns keep the vector units busy and its rows fit a core's cache."""
+MANY_BLOCKS = 16
+"""Blocks a thread from which one more or less no longer matters."""
 TILE_ROWS = 256
 """Rows computed at once: a tile of inputs stays in the cache while all blocks pass over it."""
 
@@ -23,11 +24,13 @@ TILE_ROWS = 256
 class PackedWeight:
     """`x @ weight.T (+ bias)` with the weight as [B, K, W]: block b holds columns b*W .. b*W+W-1.
 
-    `unit` is a number of output features that no block may straddle (a merged part's size).
+    `halves` keeps blocks from lying across the middle, for a merged pair of equal parts.
     """
 
-    def __init__(self, out_features: int, in_features: int, unit: int, dtype: torch.dtype) -> None:
-        self.width = _block_width(out_features, unit)
+    def __init__(
+        self, out_features: int, in_features: int, dtype: torch.dtype, *, halves: bool = False
+    ) -> None:
+        self.width = _block_width(out_features, out_features // 2 if halves else out_features)
         num_blocks = out_features // self.width
         self.blocks_BKW = torch.empty(num_blocks, in_features, self.width, dtype=dtype)
         self.bias_B1W: Tensor | None = None
@@ -37,10 +40,13 @@ class PackedWeight:
         self.bias_B1W = torch.empty(num_blocks, 1, width, dtype=self.blocks_BKW.dtype)
 
     def store_rows(self, first_row: int, rows_NK: Tensor) -> None:
-        """Rows of the weight as checkpoints hold it, [N, K]; `first_row` is a multiple of unit."""
-        blocks = rows_NK.reshape(-1, self.width, rows_NK.shape[1]).transpose(1, 2)
-        first = first_row // self.width
-        self.blocks_BKW[first : first + blocks.shape[0]].copy_(blocks)
+        """Writes rows [first_row, first_row + N) of the weight as checkpoints hold it, [N, K]."""
+        end_row = first_row + rows_NK.shape[0]
+        for block in range(first_row // self.width, -(-end_row // self.width)):
+            start = block * self.width
+            low, high = max(start, first_row), min(start + self.width, end_row)
+            columns_KN = rows_NK[low - first_row : high - first_row].t()
+            self.blocks_BKW[block, :, low - start : high - start].copy_(columns_KN)
 
     def store_bias(self, first_row: int, bias_N: Tensor) -> None:
         assert self.bias_B1W is not None, "this weight has no bias"
@@ -90,9 +96,19 @@ def tiles(num_rows: int) -> Iterator[slice]:
 
 
 def _block_width(out_features: int, unit: int) -> int:
-    """The widest block that divides `unit` and leaves an even number of blocks to share out."""
-    for width in range(MAX_BLOCK_WIDTH, MIN_BLOCK_WIDTH - 1, -16):
+    """The widest block that divides `unit` and gives every thread the same number of blocks.
+
+    With many blocks a thread may have one more than another; where nothing divides, `unit` is one
+    block.
+    """
+    widths = [
+        width
+        for width in range(MAX_BLOCK_WIDTH, MIN_BLOCK_WIDTH - 1, -16)
+        if unit % width == 0 and out_features // width > 1
+    ]
+    num_threads = torch.get_num_threads()
+    for width in widths:
         num_blocks = out_features // width
-        if unit % width == 0 and num_blocks >= MIN_BLOCKS and num_blocks % 2 == 0:
+        if num_blocks % num_threads == 0 or num_blocks >= MANY_BLOCKS * num_threads:
             return width
-    return unit
+    return widths[0] if widths else unit

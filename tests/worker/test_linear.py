@@ -71,19 +71,28 @@ def fill(slots: dict[str, WeightSlot], **tensors: Tensor) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 2, 16, TILE_ROWS, TILE_ROWS + 1])
 @pytest.mark.parametrize(
-    ("out_features", "unit", "in_features"),
-    [(576, 576, 33), (960, 192, 64), (1152, 128, 8), (3072, 1536, 16), (301, 301, 5), (7, 7, 1)],
+    ("out_features", "parts", "in_features"),
+    [
+        (576, [576], 33),
+        (960, [576, 192, 192], 64),
+        (1152, [900, 250, 2], 8),
+        (3072, [1536, 1536], 16),
+        (301, [300, 1], 5),
+        (7, [7], 1),
+    ],
 )
 @pytest.mark.parametrize("bias", [False, True])
 def test_packed_product(
-    num_rows: int, out_features: int, unit: int, in_features: int, bias: bool
+    num_rows: int, out_features: int, parts: list[int], in_features: int, bias: bool
 ) -> None:
     """Every way to multiply equals torch's linear in float64, whatever the block width."""
     torch.manual_seed(0)
     weight, x = torch.randn(out_features, in_features), torch.randn(num_rows, in_features)
-    packed = PackedWeight(out_features, in_features, unit, FLOAT)
-    for row in range(0, out_features, unit):
-        packed.store_rows(row, weight[row : row + unit])
+    packed = PackedWeight(out_features, in_features, FLOAT)
+    first_row = 0
+    for rows in weight.split(parts):
+        packed.store_rows(first_row, rows)
+        first_row += rows.shape[0]
     offset = torch.randn(out_features) if bias else None
     if offset is not None:
         packed.allocate_bias()
@@ -100,12 +109,19 @@ def test_packed_product(
     assert torch.equal(packed.columns(ids), weight[ids])
 
 
-@pytest.mark.parametrize("out_features", [576, 960, 1024, 3072, 4096, 49152, 151936])
-def test_common_sizes_are_cut_into_blocks(out_features: int) -> None:
-    """The sizes of real models are cut into an even number of blocks of a fast width."""
-    packed = PackedWeight(out_features, 1, out_features, FLOAT)
-    assert 64 <= packed.width <= 192
-    assert packed.blocks_BKW.shape[0] % 2 == 0
+@pytest.mark.parametrize("num_threads", [1, 2, 8])
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("out_features", [1152, 3072, 4096, 9728, 49152])
+def test_threads_share_blocks_evenly(
+    out_features: int, halves: bool, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes of real models are cut into blocks of a fast width, the same for every thread."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    packed = PackedWeight(out_features, 1, FLOAT, halves=halves)
+    num_blocks = packed.blocks_BKW.shape[0]
+    assert 64 <= packed.width <= 512
+    assert num_blocks % num_threads == 0 or num_blocks >= 16 * num_threads
+    assert num_blocks % 2 == 0 or not halves
 
 
 @pytest.mark.parametrize("num_rows", [1, 5])
