@@ -21,6 +21,7 @@ import zmq
 from cearx.core.config import LaunchSpec
 from cearx.core.link import Channel, DealerLink, configure
 from cearx.core.messages import ChildToSupervisor, ProcessFailed, ProcessReady, Progress
+from cearx.core.standard_streams import secure_standard_streams
 
 SPEC = TypeVar("SPEC", bound=LaunchSpec)
 PR_SET_PDEATHSIG = 1
@@ -42,6 +43,7 @@ def decode_launch(line: bytes, spec_type: type[SPEC]) -> SPEC:
 
 def read_launch(spec_type: type[SPEC]) -> SPEC:
     """Reads the spec and ties this process's life to the supervisor's."""
+    secure_standard_streams()
     spec = decode_launch(sys.stdin.buffer.readline(), spec_type)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -64,7 +66,11 @@ def configure_logging(level: str) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S"),
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                # Not the default, which shows the local variables: they hold prompts and answers.
+                exception_formatter=structlog.dev.plain_traceback,
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(
             getattr(logging, level.upper(), logging.INFO)

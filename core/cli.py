@@ -7,6 +7,7 @@ core never imports, so they are found by module name and get their arguments as 
 import ast
 import importlib
 import inspect
+import math
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -61,7 +62,10 @@ def parse_bytes(text: str | int) -> int:
         return text
     for unit, factor in UNITS.items():
         if text.endswith(unit):
-            return int(float(text.removesuffix(unit)) * factor)
+            number = float(text.removesuffix(unit))
+            if not math.isfinite(number):
+                raise ValueError(f"{text} is no number of bytes")
+            return int(number * factor)
     return int(text)
 
 

@@ -14,6 +14,9 @@ import msgspec
 DEFAULT_MODEL = "smollm2"
 """The name that stands for SmolLM2-135M-Instruct from its PyPI package (`model_source.py`)."""
 
+MAX_STARTUP_TIMEOUT = 7 * 24 * 3600
+"""Seconds; in milliseconds it must fit what `poll` takes."""
+
 
 def _at_least(name: str, value: float | None, limit: float) -> None:
     if value is not None and not value >= limit:
@@ -142,7 +145,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"port must be in 0..65535, got {self.port}")
         if not 1 <= self.frontends <= 64:
             raise ValueError(f"frontends must be in 1..64, got {self.frontends}")
-        _at_least("startup_timeout", self.startup_timeout, 1)
+        if not 1 <= self.startup_timeout <= MAX_STARTUP_TIMEOUT:
+            raise ValueError(
+                f"startup_timeout must be in 1..{MAX_STARTUP_TIMEOUT}, got {self.startup_timeout}"
+            )
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,9 +27,8 @@ def resolve(name: str | None, on_progress: OnProgress, cache_dir: Path | None = 
     if name is None or name == DEFAULT_MODEL:
         path = fetch_default_model(cache_dir or default_cache_dir(), on_progress)
         return ModelFiles(path=path, name=DEFAULT_MODEL)
-    path = Path(name).expanduser()
-    if name and path.exists():
-        return ModelFiles(path=_check_local(path.absolute()), name=name)
+    if (local := _existing(name)) is not None:
+        return ModelFiles(path=_check_local(local.absolute()), name=name)
     if name.startswith((".", "~", "/")) or name.endswith(".gguf"):
         raise ModelNotFound(f"there is no file or folder {name}")
     if not HUB_ID.fullmatch(name):
@@ -40,6 +39,16 @@ def resolve(name: str | None, on_progress: OnProgress, cache_dir: Path | None = 
     from cearx.core.hub_model import fetch_hub_model  # its library takes long to import
 
     return ModelFiles(path=fetch_hub_model(name, on_progress), name=name)
+
+
+def _existing(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if name and path.exists() else None
+    except RuntimeError:  # the home folder of a user that does not exist
+        return None
+    except OSError as error:
+        raise ModelNotFound(f"cannot look for {name[:80]}: {error.strerror}") from error
 
 
 def _check_local(path: Path) -> Path:

@@ -16,7 +16,7 @@ class StartupDisplay:
         self._console = console
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.fields[process]}: {task.description}"),
+            TextColumn("{task.fields[process]}: {task.description}", markup=False),
             BarColumn(bar_width=30),
             TimeElapsedColumn(),
             console=console,
@@ -48,7 +48,9 @@ class StartupDisplay:
         if self._stages.get(process) != stage:
             self._stages[process] = stage
             if not self._console.is_terminal:
-                self._console.print(f"{process}: {stage}", highlight=False, soft_wrap=True)
+                self._console.print(
+                    f"{process}: {stage}", highlight=False, soft_wrap=True, markup=False
+                )
 
     def done(self, process: str) -> None:
         if process in self._tasks:

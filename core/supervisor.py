@@ -17,6 +17,7 @@ from typing import NoReturn
 import msgspec
 import zmq
 from rich.console import Console
+from rich.markup import escape
 
 from cearx.core.block_hash import SECRET_SIZE
 from cearx.core.child import configure_logging, endpoint, signal_fd
@@ -35,6 +36,7 @@ from cearx.core.config import (
 from cearx.core.messages import ChildToSupervisor, ProcessFailed, ProcessReady, Progress
 from cearx.core.model_source import ModelNotFound, resolve
 from cearx.core.router_links import RouterLinks
+from cearx.core.standard_streams import secure_standard_streams
 from cearx.core.startup_display import StartupDisplay
 
 EXIT_FAULT = 1
@@ -66,6 +68,7 @@ class EndRequested(Exception):
 
 def serve(model: str | None, flags: ServeFlags) -> int:
     """Serves until a signal ends it; answers the exit code."""
+    secure_standard_streams()
     configure_logging(flags.server.log_level)
     console = Console(stderr=True)
     start = time.monotonic()
@@ -97,7 +100,7 @@ def serve(model: str | None, flags: ServeFlags) -> int:
 
 
 def _report(console: Console, error: Exception, code: int) -> int:
-    console.print(f"[red]cearx:[/] {error}", highlight=False, soft_wrap=True)
+    console.print(f"[red]cearx:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
     return code
 
 
@@ -111,8 +114,8 @@ def _listen(config: ServerConfig) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # the latter for what can be no host name
+        reason = getattr(error, "strerror", None) or str(error)
         raise CannotStart(f"cannot listen on {config.host}:{config.port}: {reason}") from error
     listener.set_inheritable(True)
     return listener
@@ -133,11 +136,11 @@ def _announce(
     seconds: float,
 ) -> None:
     for detail in filter(None, details.values()):
-        console.print(detail, highlight=False, soft_wrap=True)
+        console.print(detail, highlight=False, soft_wrap=True, markup=False)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     console.print(
-        f"[green]ready[/] {files.name} on http://{shown}:{port} after {seconds:.1f} s",
+        f"[green]ready[/] {escape(files.name)} on http://{shown}:{port} after {seconds:.1f} s",
         highlight=False,
         soft_wrap=True,
     )
@@ -162,7 +165,7 @@ class Supervisor:
             self._launches,
             ChildToSupervisor,
         )
-        self._signal_fd = signal_fd(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._signal_fd = signal_fd(*_end_signals())
         self._poller = zmq.Poller()
         self._poller.register(self._reports.socket, zmq.POLLIN)
         self._poller.register(self._signal_fd, zmq.POLLIN)
@@ -260,3 +263,9 @@ def _launches(
         )
         launches[f"frontend-{index}"] = ("cearx.frontend", frontend)
     return launches
+
+
+def _end_signals() -> list[signal.Signals]:
+    """What asks for the end; under nohup the hang-up of the terminal does not."""
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if is_nohup else [signal.SIGHUP])]

@@ -7,6 +7,9 @@ command line.
 
 import argparse
 import contextlib
+import io
+import math
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -32,9 +35,17 @@ EXIT_WORDS = ("/exit", "/quit")
 _CONTROL_CHARACTERS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {0x09, 0x0A})
 
 
+class OutputLost(Exception):
+    """Nobody takes the answers any more: a closed pipe or a full disk."""
+
+
 def main(argv: list[str]) -> int:
     """Exit code 0 at the end, 1 when a piped turn failed, 2 when there is no server."""
     options = _parse(argv)
+    if sys.stdin is None or sys.stdout is None:
+        raise SystemExit("cearx chat: standard input and output must be open")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # bytes that are no text must not end the chat
     console = Console(stderr=True, highlight=False)
     signal.signal(signal.SIGTERM, _end)
     timeout = httpx.Timeout(READ_TIMEOUT_S, connect=5.0)
@@ -47,6 +58,9 @@ def main(argv: list[str]) -> int:
         except ChatError as error:
             console.print(f"cearx chat: {error}", style="red", markup=False)
             return 2
+        except OutputLost as error:
+            console.print(f"cearx chat: {error}", style="red", markup=False)
+            return 1
         except KeyboardInterrupt:  # before the first turn
             return 130
 
@@ -58,11 +72,39 @@ def _end(_number: int, _frame: object) -> NoReturn:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="cearx chat", description=__doc__.split("\n")[0])
     parser.add_argument("--url", default=DEFAULT_URL, help="server to talk to (%(default)s)")
-    parser.add_argument("--model", help="name of the model (default: the first that is served)")
-    parser.add_argument("--system", help="system message")
-    parser.add_argument("--temperature", type=float, help="0 for the most likely words")
+    parser.add_argument(
+        "--model", type=_text, help="name of the model (default: the first that is served)"
+    )
+    parser.add_argument("--system", type=_text, help="system message")
+    parser.add_argument("--temperature", type=_number, help="0 for the most likely words")
     parser.add_argument("--max-tokens", type=int, help="longest answer")
     return parser.parse_args(argv)
+
+
+def _text(argument: str) -> str:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{argument!r} is not valid UTF-8") from None
+    return argument
+
+
+def _number(argument: str) -> float:
+    number = float(argument)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {argument}")
+    return number
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer would fail once more when the interpreter ends.
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())
+        raise OutputLost(f"the answer cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -115,7 +157,7 @@ class Conversation:
     def _turns(self) -> Iterator[str]:
         while True:
             try:
-                words = input("> " if self._is_interactive else "").strip()
+                words = self._read().strip()
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -126,6 +168,15 @@ class Conversation:
             if words:
                 yield words
 
+    def _read(self) -> str:
+        """One line; raises EOFError at the end."""
+        if self._is_interactive:
+            return input("> ")
+        line = sys.stdin.readline()  # `input` would write to standard output
+        if not line:
+            raise EOFError
+        return line
+
     def _answer(self, words: str) -> None:
         """One turn; a turn without any answer is forgotten, a stopped one is remembered."""
         turn = {"role": "user", "content": words}
@@ -135,16 +186,14 @@ class Conversation:
             with contextlib.closing(stream_answer(self._http, request)) as stream:
                 for piece in stream:
                     pieces.append(piece)
-                    sys.stdout.write(piece.translate(_CONTROL_CHARACTERS))
-                    sys.stdout.flush()
+                    _write(piece.translate(_CONTROL_CHARACTERS))
         except KeyboardInterrupt:
             self._console.print(" (stopped)", style="dim", end="")
         finally:
             if pieces:
                 answer = {"role": "assistant", "content": "".join(pieces)}
                 self._messages += [turn, answer]
-                sys.stdout.write("\n")
-                sys.stdout.flush()
+                _write("\n")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def answers(http: httpx.Client) -> bool:
     """Whether anything speaks HTTP there, ready or not."""
     try:
         http.get("/health", timeout=PROBE_TIMEOUT_S)
-    except httpx.TransportError:
+    except (httpx.TransportError, UnicodeError):  # the latter for what can be no host name
         return False
     return True
 

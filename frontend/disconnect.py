@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.lowlevel
 import structlog
 from starlette.types import Message, Receive, Send
 
@@ -31,7 +32,11 @@ class _WatchedSend:
 
     async def __call__(self, message: Message) -> None:
         self._blocked_since = self._loop.time()
-        await self._send(message)
+        try:
+            await self._send(message)
+        except OSError:  # the connection broke, for example because its peer acknowledges nothing
+            self._scope.cancel()
+            await anyio.lowlevel.checkpoint()  # raises the cancellation
         self._blocked_since = None
 
     def stop(self) -> None:

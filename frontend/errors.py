@@ -48,7 +48,10 @@ def shown(value: object) -> str:
     """A client's value for an error message: JSON, cut, whatever does not print escaped."""
     if isinstance(value, str | list):
         value = value[: SHOWN_VALUE_CHARS + 1]  # so that a huge one is not encoded for nothing
-    text = msgspec.json.encode(value).decode()
+    try:
+        text = msgspec.json.encode(value).decode()
+    except RecursionError:  # decoding it took less stack than we have left here
+        text = "a deeply nested value"
     if len(text) > SHOWN_VALUE_CHARS:
         text = text[:SHOWN_VALUE_CHARS] + "..."
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)

@@ -4,6 +4,7 @@ Owns the reading of generation_config.json (or of the same facts in GGUF metadat
 them: the routes do, under what the client gave. Absent values are OpenAI's defaults.
 """
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from cearx.core.child import StartupError
 from cearx.core.config import ModelFiles
 from cearx.core.gguf_file import GGUFFile
+from cearx.frontend.openai_types import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 
 
 class GenerationConfigError(StartupError):
@@ -97,10 +99,13 @@ def _checked(config: _GenerationConfig, path: Path) -> GenerationDefaults:
         **given, eos_token_ids=tuple([ends] if isinstance(ends, int) else ends or ())
     )
     ranges = {
-        "temperature": (defaults.temperature >= 0, "at least 0"),
+        "temperature": (0 <= defaults.temperature < math.inf, "at least 0 and finite"),
         "top_p": (0 < defaults.top_p <= 1, "in (0, 1]"),
         "min_p": (0 <= defaults.min_p <= 1, "in [0, 1]"),
-        "repetition_penalty": (defaults.repetition_penalty > 0, "above 0"),
+        "repetition_penalty": (
+            MIN_REPETITION_PENALTY <= defaults.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"in [{MIN_REPETITION_PENALTY}, {MAX_REPETITION_PENALTY}]",
+        ),
         "eos_token_id": (all(end >= 0 for end in defaults.eos_token_ids), "at least 0"),
     }
     for name, (fits, limit) in ranges.items():

@@ -20,10 +20,14 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_LOGIT_BIAS_VALUE = 100.0
+MIN_REPETITION_PENALTY = 0.01
+"""Not down to 0: logits are divided by it and must stay finite."""
+MAX_REPETITION_PENALTY = 10.0
 INT64_MAX = 2**63 - 1
 
 UnitInterval = Annotated[float, Meta(ge=0.0, le=1.0)]
 OpenAIPenalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
@@ -53,7 +57,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: OpenAIPenalty | None = None
     frequency_penalty: OpenAIPenalty | None = None
     logit_bias: Annotated[dict[str, Any], Meta(max_length=MAX_LOGIT_BIAS)] | None = None

@@ -124,6 +124,7 @@ async def _serve_until(
     supervisor: SupervisorLink,
 ) -> None:
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_note_broken_connection)
 
     async def run_until_end() -> None:
         # What lives until here lives as long as the process: the collector need not visit it.
@@ -136,6 +137,21 @@ async def _serve_until(
         loop.call_later(END_WITHIN_S, _end_now)
 
     await serve_http(build_app(state), launch.listen_fd, run_until_end)
+
+
+def _note_broken_connection(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """One line for a connection that broke while it was served; the rest as asyncio does it.
+
+    hypercorn lets some operating system errors of a connection escape, and a client can cause them.
+    """
+    error = context.get("exception")
+    is_broken = isinstance(error, OSError)
+    if isinstance(error, BaseExceptionGroup):
+        is_broken = error.split(OSError)[1] is None
+    if is_broken:
+        log.debug("connection broke", reason=str(error))
+    else:
+        loop.default_exception_handler(context)
 
 
 def _end_now() -> None:

@@ -65,12 +65,13 @@ class PackedWeight:
 
     def product(self, x_TK: Tensor) -> Tensor:
         """[T, N], contiguous."""
-        num_rows = x_TK.shape[0]
+        num_rows = x_TK.shape[0]  # none in a step that computes parts of prompts only
+        num_columns = self.blocks_BKW.shape[0] * self.width
         if num_rows == 1:  # one row of every block lies as the output does
-            return self.product_BTW(x_TK).view(1, -1)
+            return self.product_BTW(x_TK).view(1, num_columns)
         if num_rows <= TILE_ROWS:
-            return self.product_BTW(x_TK).transpose(0, 1).reshape(num_rows, -1)
-        out_TN = x_TK.new_empty(num_rows, self.blocks_BKW.shape[0] * self.width)
+            return self.product_BTW(x_TK).transpose(0, 1).reshape(num_rows, num_columns)
+        out_TN = x_TK.new_empty(num_rows, num_columns)
         for tile in tiles(num_rows):
             self.as_blocks(out_TN[tile]).copy_(self.product_BTW(x_TK[tile]))
         return out_TN

@@ -56,7 +56,7 @@ def test_sizes_take_units(text: str, expected: int) -> None:
     assert cli.parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "abc", "12 parsecs", "1GiBB"])
+@pytest.mark.parametrize("text", ["", "abc", "12 parsecs", "1GiBB", "infGiB", "nanGiB", "1e400KB"])
 def test_other_sizes_are_refused(text: str) -> None:
     """What is no size is an error, not zero."""
     with pytest.raises(ValueError):
@@ -99,6 +99,8 @@ def test_values_out_of_range_name_value_and_limit(build: object, words: tuple[st
         ("serve", "--no-such-flag"),
         ("serve", "--dtype", "float8"),
         ("serve", "--kv-cache-memory", "lots"),
+        ("serve", "--kv-cache-memory", "infGiB"),
+        ("serve", "--startup-timeout", str(2**63)),
         ("no-such-command",),
     ],
 )
@@ -121,3 +123,24 @@ def test_help_lists_every_flag(tmp_path: Path) -> None:
     )
     for flag in FLAGS:
         assert "--" + flag.replace("_", "-") in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("--host", ".."), ".."),
+        (("--host", "a" * 300), "a" * 300),
+        (("./[/]",), "./[/]"),
+        (("/tmp/[/red]x.gguf",), "/tmp/[/red]x.gguf"),
+        (("[bold]x",), "[bold]x"),
+        (("~nobody-of-that-name/x",), "~nobody-of-that-name/x"),
+        (("m" * 5000,), "m" * 80),
+    ],
+)
+def test_odd_names_are_one_clear_line(arguments: tuple[str, ...], shown: str) -> None:
+    """Whatever a person types stands in the message as it was typed; exit code 2."""
+    done = run("serve", "--port", "0", "--trace", "off", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert shown in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -12,6 +12,7 @@ from frontend_server import ENGINE, FrontendServer, frontend_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cearx.frontend.errors import shown
 from cearx.frontend.openai_types import ChatCompletionRequest, CompletionRequest
 from cearx.frontend.request_fields import UNBUILT
 
@@ -74,7 +75,8 @@ VALUES = [
     ("stop", "x" * 257, ["xxx", "<= 256"]),
     ("stop", 7, ["7", "str"]),
     ("stop_token_ids", [0] * 129, ["<= 128"]),
-    ("repetition_penalty", 0, ["0", "> 0.0"]),
+    ("repetition_penalty", 0, ["0", ">= 0.01"]),
+    ("repetition_penalty", 1e-38, ["1e-38", ">= 0.01"]),
     ("repetition_penalty", 11, ["11", "<= 10.0"]),
     ("presence_penalty", 2.1, ["2.1", "<= 2.0"]),
     ("frequency_penalty", -2.1, ["-2.1", ">= -2.0"]),
@@ -378,3 +380,20 @@ def test_any_json_gets_an_answer(
     assert answer.status_code in (400, 404), answer.text
     error = msgspec.json.decode(answer.content)["error"]
     assert error["type"] == "invalid_request_error" and error["message"].isprintable()
+
+
+def test_a_value_nested_as_deeply_as_json_allows_can_be_shown() -> None:
+    """An error about a value must not fail at the value, wherever on the stack it is made."""
+    depth = 1
+    while True:
+        try:
+            value = msgspec.json.decode("[" * depth + "]" * depth)
+        except RecursionError:
+            break
+        depth += 1
+
+        def deeper(levels: int, value: object = value) -> str:
+            return deeper(levels - 1, value) if levels else shown(value)
+
+        assert deeper(50)
+    assert depth > 100

@@ -67,6 +67,46 @@ def test_escape_sequences_of_a_model(server: FrontendServer) -> None:
     assert run(server.url, "hi\n").stdout == "a]0;title31mb\tc\n\n"
 
 
+def test_input_that_is_no_text(server: FrontendServer) -> None:
+    """Bytes that are no UTF-8 become U+FFFD; the chat goes on."""
+    command = [*COMMAND, "--url", server.url, "--max-tokens", "2"]
+    done = subprocess.run(command, input=b"a\xff\nb\n", capture_output=True, timeout=20)
+    assert (done.stdout, done.returncode) == (b"<u\n<u\n", 0), done.stderr
+    assert prompts(server)[0] == "<user>a\ufffd\n<assistant>"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--temperature", "nan"), ("--temperature", "inf"), ("--system", "\udcff")]
+)
+def test_options_that_cannot_be_sent(server: FrontendServer, arguments: tuple[str, ...]) -> None:
+    """They are wrong usage and name the option."""
+    done = run(server.url, "hi\n", *arguments)
+    assert done.returncode == 2
+    assert arguments[0] in done.stderr and "Traceback" not in done.stderr
+
+
+def test_output_that_nobody_takes(server: FrontendServer) -> None:
+    """A full disk ends the chat with one line."""
+    with open("/dev/full", "w") as full:
+        command = [*COMMAND, "--url", server.url]
+        done = subprocess.run(
+            command, input="hi\nhi\n", stdout=full, stderr=subprocess.PIPE, text=True, timeout=20
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "cearx chat: the answer cannot be written: No space left on device"
+    ]
+
+
+@pytest.mark.parametrize("stream", ["<&-", ">&-"])
+def test_a_closed_stream(server: FrontendServer, stream: str) -> None:
+    """Without input or output there is no chat, and one line says so."""
+    command = ["sh", "-c", f'exec "$@" {stream}', "sh", *COMMAND, "--url", server.url]
+    done = subprocess.run(command, input="", stderr=subprocess.PIPE, text=True, timeout=20)
+    assert done.returncode == 1
+    assert "must be open" in done.stderr and "Traceback" not in done.stderr
+
+
 def test_no_server() -> None:
     """One line and exit code 2."""
     done = run("http://127.0.0.1:9", "hi\n")

@@ -185,3 +185,27 @@ def test_a_write_in_time_is_not_blocked() -> None:
 
     assert asyncio.run(run([0.05] * 6)) == ["x"] * 6
     assert asyncio.run(run([0.05, 0.6, 0.05])) == ["x"]
+
+
+@pytest.mark.parametrize("error", [TimeoutError(110, "timed out"), BrokenPipeError(), OSError(5)])
+def test_a_connection_that_breaks_is_a_disconnect(error: OSError) -> None:
+    """A write that fails cancels the work, as the client's leaving does, and raises nothing."""
+    ends: list[str] = []
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        raise error
+
+    async def work(send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200})
+            ends.append("went on")
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+
+    asyncio.run(serve_while_connected(receive, send, work))
+    assert ends == ["cancelled"]

@@ -71,7 +71,8 @@ def test_gguf_sampling_keys(tmp_path: Path) -> None:
         ("top_p", 0.0, "in (0, 1]"),
         ("top_p", 1.5, "in (0, 1]"),
         ("min_p", 1.1, "in [0, 1]"),
-        ("repetition_penalty", 0.0, "above 0"),
+        ("repetition_penalty", 0.0, "[0.01, 10.0]"),
+        ("repetition_penalty", 1e-38, "[0.01, 10.0]"),
         ("eos_token_id", -3, "at least 0"),
     ],
 )

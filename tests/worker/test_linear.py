@@ -69,7 +69,7 @@ def fill(slots: dict[str, WeightSlot], **tensors: Tensor) -> None:
         slots[name].fill(tensor)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 16, TILE_ROWS, TILE_ROWS + 1])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 16, TILE_ROWS, TILE_ROWS + 1])
 @pytest.mark.parametrize(
     ("out_features", "parts", "in_features"),
     [

@@ -339,6 +339,15 @@ def test_a_request_that_cannot_be_set_up_fails_alone(bad: NewRequest, reason: st
     assert rows[0].token_id == int(history_logits([1, 2, 3]).argmax())
 
 
+def test_a_prompt_longer_than_the_budget_alone() -> None:
+    """Its first steps sample nothing at all."""
+    serving = Serving(50, 4, 7, 3, False)
+    prompt = list(range(40))
+    serving.submit(0, prompt, 3, RULES[0])
+    serving.run()
+    assert serving.tokens == {0: expected_tokens(prompt, RULES[0], 3)}
+
+
 def test_a_step_without_rows() -> None:
     """Chunks that end before the last known token give no row; a plan without work neither."""
     serving = Serving(10, 4, 64, 4, False)
