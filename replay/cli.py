@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     try:
         return _replay(path)
     except TraceDamaged as error:
-        print(f"DAMAGED {path} at offset {error.offset}: {error.reason}")
+        print(f"DAMAGED {error.path or path} at offset {error.offset}: {error.reason}")
         return DAMAGED
     except TraceIncompatible as error:
         print(f"INCOMPATIBLE {path}: {error}")
@@ -54,6 +54,8 @@ def _replay(path: Path) -> int:
     print(f"SAME {path}: every decision of {summary.num_steps} steps is repeated")
     print(summary.text())
     print(f"scheduler    {_scheduler_text(trace.header)}")
+    for note in trace.notes():
+        print(f"note: {note}")
     if trace.torn_at is not None:
         torn = trace.num_bytes - trace.torn_at
         print(f"note: the last record is not whole ({torn} bytes from offset {trace.torn_at})")
