@@ -139,10 +139,12 @@ class TraceDisk:
             self.later(lambda: os.close(segment.fd))
 
     def later(self, job: Callable[[], None]) -> None:
-        """Runs a job on the background thread, behind all writes that were handed to it."""
+        """Runs a job on the background thread, behind all writes that were handed to it.
+
+        Within SYNC_PERIOD_S: waking the thread now would take the interpreter from the caller.
+        """
         with self._changed:
             self._jobs.append(job)
-            self._changed.notify()
 
     def end(self) -> WriteFailed | None:
         """Finishes the segment and waits for it, END_TIMEOUT_S at most; answers a failure."""
@@ -176,8 +178,8 @@ class TraceDisk:
         next_sync = time.monotonic() + SYNC_PERIOD_S
         while True:
             with self._changed:
-                if not self._jobs and not self._is_ending:
-                    self._changed.wait(SYNC_PERIOD_S if self._fsync == "everysec" else None)
+                if not self._is_ending and not self._queued_bytes:
+                    self._changed.wait(SYNC_PERIOD_S)
                 jobs = list(self._jobs)
                 self._jobs.clear()
                 if not jobs and self._is_ending:

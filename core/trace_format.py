@@ -192,7 +192,7 @@ def encode_frame(salted: int, seq: int, record_type: int, flags: int, payload: b
     if size > MAX_PAYLOAD_BYTES and size > max_payload_bytes(record_type):
         limit = max_payload_bytes(record_type)
         raise ValueError(f"a trace record has {size} bytes, the limit is {limit}")
-    crc = extend_crc(salted, _CHECKED.pack(size, seq, record_type, flags) + payload)
+    crc = extend_crc(extend_crc(salted, _CHECKED.pack(size, seq, record_type, flags)), payload)
     return _FRAME.pack(size, crc, seq, record_type, flags) + payload
 
 

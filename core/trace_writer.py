@@ -92,11 +92,11 @@ class TraceWriter:
         self.num_bytes = 0
         """Bytes in the newest segment."""
         self._folder = folder
-        self._config = config
         self._boot_id = boot_id
         self._limits = limits
         self._on_stop = on_stop
         self._on_note = on_note
+        self._header = _trace_header(config)
         self._disk = TraceDisk(limits.fsync, self._is_slow)
         self._gap: _Gap | None = None
         self._next_seq = 0
@@ -251,7 +251,7 @@ class TraceWriter:
             header = msgspec.structs.replace(header, segment=path.number)
             salted = salt_crc(header.salt)
             parts = [encode_header(header)]
-            for seq, record in enumerate([_trace_header(self._config), *records], first_seq):
+            for seq, record in enumerate([self._header, *records], first_seq):
                 parts.append(encode_frame(salted, seq, *encoder.encode(record)))
             data = b"".join(parts)
             try:
@@ -278,12 +278,11 @@ class TraceWriter:
         self._next_seq = header.first_seq + num_records
         self._num_events = self._num_decisions = self._num_notes = 0
         self._began_at = time.monotonic()
-        self._disk.later(self._prune)
+        self._disk.later(lambda: self._publish(path.path))
 
     def _rotate(self, snapshot: Callable[[], bytes]) -> None:
         try:
             self._begin_segment([TraceSnapshot(state=snapshot())], self._next_seq - 1)
-            point_newest_at(self.path)
         except OSError as error:
             self._stop(error, GapReason.WRITE_FAILED, self._next_seq)
         except ValueError as error:
@@ -296,7 +295,6 @@ class TraceWriter:
         record = TraceGap(reason=gap.reason, first_lost=first_lost, end_lost=self._next_seq)
         try:
             self._begin_segment([record, TraceSnapshot(state=snapshot())], max(0, first_lost - 1))
-            point_newest_at(self.path)
         except (OSError, ValueError):
             gap.first_lost, gap.retry_at = first_lost, now + RETRY_S
             return
@@ -324,11 +322,15 @@ class TraceWriter:
 
     # --- on the disk's thread --------------------------------------------------------------------
 
-    def _prune(self) -> None:
+    def _publish(self, path: Path) -> None:
+        """Points at the new segment, then deletes what it pushes out of the ring."""
         try:
+            point_newest_at(path)
             prune(self._folder, self._boot_id, self._limits.keep)
         except OSError as error:
-            self._on_note(f"cannot delete an old trace log in {self._folder}: {error}")
+            self._on_note(
+                f"cannot point at a trace log or delete an old one in {self._folder}: {error}"
+            )
 
     def _pin(self, reason: str) -> None:
         try:
