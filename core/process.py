@@ -202,7 +202,8 @@ def main() -> int:
     try:
         process.run(Engine(config, spec.hash_secret, event_log), ready)
     except BaseException:
-        event_log.flush()  # what led here is in the log, which has no orderly end
+        if trace is not None:
+            trace.close(is_orderly=False)  # what led here is in the log
         raise
     if trace is not None:
         trace.close()

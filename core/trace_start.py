@@ -10,8 +10,7 @@ import structlog
 
 from cearx.core.child import StartupError
 from cearx.core.config import CoreConfig, CoreLaunch, SchedulerConfig, TraceLimits
-from cearx.core.trace_folder import pin
-from cearx.core.trace_writer import TraceError, TraceWriter
+from cearx.core.trace_writer import TraceError, TraceWriter, pin_text
 
 log = structlog.get_logger()
 
@@ -48,10 +47,7 @@ def pin_after_crash(config: CoreConfig, boot_id: int) -> str | None:
     folder = trace_folder(config)
     if folder is None:
         return None
-    try:
-        return f"trace log pinned: {pin(folder, boot_id, 'crash')}"
-    except OSError as error:
-        return f"cannot pin the trace log in {folder}: {error}"
+    return pin_text(folder, boot_id, "crash")
 
 
 def _trace_stopped(reason: str) -> None:

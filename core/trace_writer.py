@@ -19,9 +19,8 @@ from cearx.core.config import SchedulerConfig, TraceLimits
 from cearx.core.events import Decision, Event
 from cearx.core.scheduler import Scheduler
 from cearx.core.scheduler_source import code_version, scheduler_sha256
-from cearx.core.trace_disk import NOTHING_LOST, QueueFull, TraceDisk, WriteFailed
+from cearx.core.trace_disk import NOTHING_LOST, QueueFull, TraceDisk
 from cearx.core.trace_folder import (
-    SegmentPath,
     boot_name,
     find_segments,
     pin,
@@ -29,30 +28,23 @@ from cearx.core.trace_folder import (
     prune,
     segment_path,
 )
-from cearx.core.trace_format import (
-    HEADER_BYTES,
-    RecordType,
-    SegmentHeader,
-    encode_frame,
-    encode_header,
-    salt_crc,
-)
+from cearx.core.trace_format import HEADER_BYTES, SegmentHeader
 from cearx.core.trace_records import (
     SCHEMA_VERSION,
     GapReason,
     Record,
-    RecordEncoder,
     StepNote,
-    TraceEnd,
     TraceGap,
     TraceHeader,
     TraceSnapshot,
     config_sha256,
 )
+from cearx.core.trace_segment import SegmentEncoder
 
 RETRY_S = 30.0
 """How long after a failure, or a failed retry, a new segment is tried."""
 CREATE_ATTEMPTS = 1000
+SLOW = "the disk of the trace log is slow, a thread writes from now on"
 
 
 class TraceError(Exception):
@@ -83,6 +75,7 @@ class TraceWriter:
         on_stop: Callable[[str], None],
         on_note: Callable[[str], None],
     ) -> None:
+        """Begins no file yet: `open` does."""
         self.path = folder
         """The newest segment."""
         self.stopped: str | None = None
@@ -91,17 +84,16 @@ class TraceWriter:
         """Records that are in no file because writing failed."""
         self.num_bytes = 0
         """Bytes in the newest segment."""
-        self._folder = folder
-        self._boot_id = boot_id
         self._limits = limits
         self._on_stop = on_stop
         self._on_note = on_note
         self._header = _trace_header(config)
-        self._disk = TraceDisk(limits.fsync, self._is_slow)
+        self._disk = TraceDisk(limits.fsync, lambda: on_note(SLOW))
         self._gap: _Gap | None = None
-        self._next_seq = 0
-        self._number = -1
+        self._segment = SegmentEncoder(SegmentHeader(boot_id=boot_id, salt=0, segment=-1))
+        """Of the newest file; before the first it only has the run's id."""
         self._gathered: list[bytes] = []
+        self._began_at = 0.0
 
     @classmethod
     def open(
@@ -127,16 +119,16 @@ class TraceWriter:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             earlier = find_segments(folder, boot_name(boot_id))
             if earlier:
-                writer._number = earlier[-1].number
-                path = segment_path(folder, boot_id, writer._number + 1).path
+                path = segment_path(folder, boot_id, earlier[-1].number + 1).path
                 gap = TraceGap(reason=GapReason.RESTARTED, first_lost=0, end_lost=0)
-                writer._begin_segment([gap, TraceSnapshot(state=Scheduler(config).snapshot())], 0)
+                state = TraceSnapshot(state=Scheduler(config).snapshot())
+                writer._begin_segment(folder, earlier[-1].number + 1, [gap, state], 0)
             else:
-                writer._begin_segment([], 0)
+                writer._begin_segment(folder, 0, [], 0)
             point_newest_at(writer.path)
         except OSError as error:
             writer._disk.end()
-            if writer._number >= 0 and writer.path != folder:
+            if writer.path != folder:
                 writer.path.unlink(missing_ok=True)
             reason = error.strerror or error
             raise TraceError(f"cannot write the trace log {path}: {reason}") from error
@@ -148,25 +140,16 @@ class TraceWriter:
 
     def append(self, record: Event | Decision | StepNote) -> None:
         """Gathers one record for the next `flush`."""
-        if self.stopped is not None:
-            self.num_lost += 1
-            self._next_seq += 1
-            return
-        try:
-            record_type = self._gather(record)
-        except ValueError as error:  # too large for a frame: the log may not have a hole
-            self.flush()
-            if self.stopped is None:
-                self._stop(error, GapReason.RECORD_TOO_LARGE, self._next_seq)
-            self.num_lost += 1
-            self._next_seq += 1
-            return
-        if record_type < RecordType.STEP_PLAN:
-            self._num_events += 1
-        elif record_type < RecordType.HEADER:
-            self._num_decisions += 1
-        else:
-            self._num_notes += 1
+        if self.stopped is None:
+            try:
+                self._gathered.append(self._segment.frame(record))
+                return
+            except ValueError as error:  # too large for a frame: the log may not have a hole
+                self.flush()
+                if self.stopped is None:
+                    self._stop(error, GapReason.RECORD_TOO_LARGE, self._segment.next_seq)
+        self.num_lost += 1
+        self._segment.next_seq += 1
 
     def flush(self) -> None:
         """Hands all gathered records to the kernel, or to the thread where the disk is slow.
@@ -176,9 +159,11 @@ class TraceWriter:
         if not self._gathered:
             return
         data = b"".join(self._gathered)
-        failed = self._disk.write(data, self._next_seq - len(self._gathered))
+        failed = self._disk.write(data, self._segment.next_seq - len(self._gathered))
         if failed is not None:
-            self._fail(failed)
+            is_full = isinstance(failed.error, QueueFull)
+            reason = GapReason.QUEUE_FULL if is_full else GapReason.WRITE_FAILED
+            self._stop(failed.error, reason, failed.first_lost)
             return
         self.num_bytes += len(data)
         self._gathered.clear()
@@ -195,7 +180,7 @@ class TraceWriter:
                 self._resume(self._gap, snapshot, now)
         elif self.stopped is None and (
             self.num_bytes >= self._limits.segment_bytes
-            or (now - self._began_at >= self._limits.segment_seconds and self._num_events)
+            or (now - self._began_at >= self._limits.segment_seconds and self._segment.num_events)
         ):
             self.flush()
             if self.stopped is None:
@@ -204,19 +189,14 @@ class TraceWriter:
     def pin(self, reason: str) -> None:
         """Keeps what the run has logged up to now; `on_note` gets where, or why not."""
         self.flush()
-        self._disk.later(lambda: self._pin(reason))
+        folder, boot_id = self.path.parent, self._segment.header.boot_id
+        self._disk.later(lambda: self._on_note(pin_text(folder, boot_id, reason)))
 
-    def close(self) -> None:
-        """Ends the log in good order; nothing may be appended behind it."""
-        if self.stopped is None:
-            self._gather(
-                TraceEnd(
-                    num_events=self._num_events,
-                    num_decisions=self._num_decisions,
-                    num_notes=self._num_notes,
-                )
-            )
-            self.flush()
+    def close(self, is_orderly: bool = True) -> None:
+        """Ends the log and waits for the disk; a log that is not ended in good order says so."""
+        if self.stopped is None and is_orderly:
+            self._gathered.append(self._segment.end())
+        self.flush()
         self._gap = None
         failed = self._disk.end()
         if self.stopped is None:
@@ -224,119 +204,90 @@ class TraceWriter:
                 self._on_stop(f"the trace log {self.path} may lack its end: {failed.error}")
             self.stopped = "closed"
 
-    def _gather(self, record: Record) -> int:
-        record_type, flags, payload = self._encoder.encode(record)
-        self._gathered.append(
-            encode_frame(self._salted, self._next_seq, record_type, flags, payload)
-        )
-        self._next_seq += 1
-        return record_type
-
-    def _begin_segment(self, records: list[Record], prev_last_seq: int) -> None:
-        """Creates the next segment with its header and these records; raises OSError, ValueError.
-
-        After an error the writer is as before.
-        """
-        first_seq = self._next_seq
-        header = SegmentHeader(
-            boot_id=self._boot_id,
-            salt=int.from_bytes(os.urandom(4), "little"),
-            segment=self._number + 1,
-            first_seq=first_seq,
-            prev_last_seq=prev_last_seq,
-        )
-        encoder = RecordEncoder()
-        path = segment_path(self._folder, self._boot_id, header.segment)
-        for _ in range(CREATE_ATTEMPTS):
-            header = msgspec.structs.replace(header, segment=path.number)
-            salted = salt_crc(header.salt)
-            parts = [encode_header(header)]
-            for seq, record in enumerate([self._header, *records], first_seq):
-                parts.append(encode_frame(salted, seq, *encoder.encode(record)))
-            data = b"".join(parts)
-            try:
-                self._disk.begin(path.path, data, first_seq, HEADER_BYTES)
-            except FileExistsError:
-                path = segment_path(self._folder, self._boot_id, path.number + 1)
-                continue
-            self._take_segment(path, header, encoder, len(data), 1 + len(records))
-            return
-        raise FileExistsError(errno.EEXIST, f"{CREATE_ATTEMPTS} segments exist up to {path.path}")
-
-    def _take_segment(
-        self,
-        path: SegmentPath,
-        header: SegmentHeader,
-        encoder: RecordEncoder,
-        num_bytes: int,
-        num_records: int,
+    def _begin_segment(
+        self, folder: Path, number: int, records: list[Record], prev_last_seq: int
     ) -> None:
-        self.path, self._number = path.path, path.number
-        self.num_bytes = num_bytes
-        self._salted = salt_crc(header.salt)
-        self._encoder = encoder
-        self._next_seq = header.first_seq + num_records
-        self._num_events = self._num_decisions = self._num_notes = 0
+        """Creates the segment of that number, or of the next one that nobody has, with its header
+        and these records. Raises OSError and ValueError; then the writer is as before."""
+        boot_id = self._segment.header.boot_id
+        for taken in range(CREATE_ATTEMPTS):
+            path = segment_path(folder, boot_id, number + taken).path
+            header = SegmentHeader(
+                boot_id=boot_id,
+                salt=int.from_bytes(os.urandom(4), "little"),
+                segment=number + taken,
+                first_seq=self._segment.next_seq,
+                prev_last_seq=prev_last_seq,
+            )
+            segment = SegmentEncoder(header)
+            data = segment.begin([self._header, *records])
+            try:
+                self._disk.begin(path, data, header.first_seq, HEADER_BYTES)
+                break
+            except FileExistsError:
+                continue
+        else:
+            raise FileExistsError(errno.EEXIST, f"{CREATE_ATTEMPTS} files exist up to {path}")
+        self.path, self.num_bytes = path, len(data)
+        self._segment = segment
         self._began_at = time.monotonic()
-        self._disk.later(lambda: self._publish(path.path))
+        keep, on_note = self._limits.keep, self._on_note
+        self._disk.later(lambda: _publish(path, boot_id, keep, on_note))
 
     def _rotate(self, snapshot: Callable[[], bytes]) -> None:
+        last_seq = self._segment.next_seq - 1
         try:
-            self._begin_segment([TraceSnapshot(state=snapshot())], self._next_seq - 1)
+            number = self._segment.header.segment + 1
+            state = TraceSnapshot(state=snapshot())
+            self._begin_segment(self.path.parent, number, [state], last_seq)
         except OSError as error:
-            self._stop(error, GapReason.WRITE_FAILED, self._next_seq)
+            self._stop(error, GapReason.WRITE_FAILED, last_seq + 1)
         except ValueError as error:
-            self._stop(error, GapReason.RECORD_TOO_LARGE, self._next_seq)
+            self._stop(error, GapReason.RECORD_TOO_LARGE, last_seq + 1)
 
     def _resume(self, gap: _Gap, snapshot: Callable[[], bytes], now: float) -> None:
         late = self._disk.poll()
-        first_lost = gap.first_lost if late is None else min(gap.first_lost, late.first_lost)
-        first_lost = min(first_lost, self._next_seq)
-        record = TraceGap(reason=gap.reason, first_lost=first_lost, end_lost=self._next_seq)
+        end_lost = self._segment.next_seq
+        if late is not None:
+            gap.first_lost = min(gap.first_lost, late.first_lost)
+        record = TraceGap(reason=gap.reason, first_lost=gap.first_lost, end_lost=end_lost)
+        number = self._segment.header.segment + 1
         try:
-            self._begin_segment([record, TraceSnapshot(state=snapshot())], max(0, first_lost - 1))
+            records: list[Record] = [record, TraceSnapshot(state=snapshot())]
+            self._begin_segment(self.path.parent, number, records, max(0, gap.first_lost - 1))
         except (OSError, ValueError):
-            gap.first_lost, gap.retry_at = first_lost, now + RETRY_S
+            gap.retry_at = now + RETRY_S
             return
         self._gap = self.stopped = None
-        lost = record.end_lost - record.first_lost
+        lost = end_lost - gap.first_lost
         self._on_note(f"the trace log goes on in {self.path}, {lost} records are lost")
-
-    def _fail(self, failed: WriteFailed) -> None:
-        is_full = isinstance(failed.error, QueueFull)
-        reason = GapReason.QUEUE_FULL if is_full else GapReason.WRITE_FAILED
-        self._stop(failed.error, reason, failed.first_lost)
 
     def _stop(self, error: Exception, reason: GapReason, first_lost: int) -> None:
         if first_lost == NOTHING_LOST:  # but these were not written any more
-            first_lost = self._next_seq - len(self._gathered)
-        self.num_lost += self._next_seq - first_lost
+            first_lost = self._segment.next_seq - len(self._gathered)
+        self.num_lost += self._segment.next_seq - first_lost
         self._gathered.clear()
         self.stopped = f"the trace log {self.path} ends here: {error}"
         self._gap = _Gap(reason, first_lost, time.monotonic() + RETRY_S)
         self._disk.abandon()
         self._on_stop(self.stopped)
 
-    def _is_slow(self) -> None:
-        self._on_note("the disk of the trace log is slow, a thread writes from now on")
 
-    # --- on the disk's thread --------------------------------------------------------------------
+def _publish(path: Path, boot_id: int, keep: int, on_note: Callable[[str], None]) -> None:
+    """Points at a new segment, then deletes what it pushes out of the ring."""
+    try:
+        point_newest_at(path)
+        prune(path.parent, boot_id, keep)
+    except OSError as error:
+        on_note(f"cannot point at the trace log {path} or delete an old one: {error}")
 
-    def _publish(self, path: Path) -> None:
-        """Points at the new segment, then deletes what it pushes out of the ring."""
-        try:
-            point_newest_at(path)
-            prune(self._folder, self._boot_id, self._limits.keep)
-        except OSError as error:
-            self._on_note(
-                f"cannot point at a trace log or delete an old one in {self._folder}: {error}"
-            )
 
-    def _pin(self, reason: str) -> None:
-        try:
-            self._on_note(f"trace log pinned: {pin(self._folder, self._boot_id, reason)}")
-        except OSError as error:
-            self._on_note(f"cannot pin the trace log in {self._folder}: {error}")
+def pin_text(folder: Path, boot_id: int, reason: str) -> str:
+    """Pins what a run has logged; answers a line that says where, or why not."""
+    try:
+        return f"trace log pinned: {pin(folder, boot_id, reason)}"
+    except OSError as error:
+        return f"cannot pin the trace log in {folder}: {error}"
 
 
 def _trace_header(config: SchedulerConfig) -> TraceHeader:

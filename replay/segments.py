@@ -75,8 +75,22 @@ def _newest_of(folder: Path) -> Path:
     return segments[-1].path
 
 
-def map_file(path: Path) -> Segment:
-    """Maps a file into memory; raises OSError, and TraceDamaged for what is none."""
+def map_files(paths: list[Path]) -> list[Segment]:
+    """Maps a run's files; the ring of a live server may have deleted the first ones meanwhile."""
+    segments: list[Segment] = []
+    for path in paths:
+        try:
+            segments.append(_map_file(path))
+        except FileNotFoundError:
+            if segments or path == paths[-1]:
+                raise
+        except TraceDamaged as error:
+            error.path = path
+            raise
+    return segments
+
+
+def _map_file(path: Path) -> Segment:
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):

@@ -31,7 +31,7 @@ from cearx.core.trace_records import (
     TraceHeader,
     TraceSnapshot,
 )
-from cearx.replay.segments import CutShort, Segment, SegmentStart, find, map_file, read_start
+from cearx.replay.segments import CutShort, Segment, SegmentStart, find, map_files, read_start
 
 
 class TraceRecord(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class Trace:
         A folder, or its `trace.log`: all segments of the newest run. A segment: it and those of
         its run that follow. Another file: itself.
         """
-        return cls([map_file(file) for file in find(path)])
+        return cls(map_files(find(path)))
 
     @property
     def num_segments(self) -> int:

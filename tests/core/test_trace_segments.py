@@ -11,7 +11,7 @@ import pytest
 from random_run import SMALL, RandomRun
 from trace_samples import BOOT_ID, SMALL_SEGMENTS, SegmentedRun, never, write_segments
 
-from cearx.core import trace_writer
+from cearx.core import trace_disk, trace_writer
 from cearx.core.config import TraceLimits
 from cearx.core.events import ClockAdvanced
 from cearx.core.trace_records import GapReason, TraceGap, TraceSnapshot
@@ -321,6 +321,44 @@ def test_pinned_segments_survive_the_ring(tmp_path: Path) -> None:
     values, everything = values_of(records), expected(12, 90)
     start = next(i for i in range(len(everything)) if everything[i:][: len(values)] == values)
     assert start > 0 or len(values) > 50
+
+
+def test_a_slow_disk_keeps_everything_that_the_end_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the thread writing, over rotations, the log is the same; also without a good end."""
+    for is_orderly in (True, False):
+        folder = tmp_path / str(is_orderly)
+        monkeypatch.setattr(trace_disk, "SLOW_WRITE_NS", -1)
+        run = SegmentedRun(folder, 13)
+        run.steps(60)
+        run.run.engine.drain()
+        assert run.notes[0] == trace_writer.SLOW
+        run.writer.close(is_orderly)
+        trace, records = verified(folder)
+        assert trace.ended is is_orderly and trace.num_segments > 3
+        assert values_of(records) == expected(13, 60)
+
+
+def test_a_queue_that_is_full_leaves_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was handed over before is in the log, and what comes after the retry, too."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(trace_disk, "SLOW_WRITE_NS", -1)
+    reasons: list[str] = []
+    run = SegmentedRun(tmp_path, 14, on_stop=reasons.append)
+    run.steps(20)
+    monkeypatch.setattr(trace_disk, "QUEUE_BYTES_MAX", 10)
+    run.steps(5)
+    assert len(reasons) == 1 and "more than 10 bytes wait" in reasons[0]
+    monkeypatch.setattr(trace_disk, "QUEUE_BYTES_MAX", 1 << 20)
+    while not run.writer._disk.is_drained:
+        time.sleep(0.001)
+    now += trace_writer.RETRY_S + 1
+    run.steps(20)
+    run.close()
+    trace, _ = verified(tmp_path)
+    assert [gap.reason for gap in trace.gaps] == [GapReason.QUEUE_FULL]
 
 
 def test_limits_have_a_default(tmp_path: Path) -> None:

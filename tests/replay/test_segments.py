@@ -39,7 +39,7 @@ from cearx.core.trace_records import (
     encode_record,
 )
 from cearx.replay import cli
-from cearx.replay.segments import Segment, find
+from cearx.replay.segments import Segment, find, map_files
 from cearx.replay.snapshot_cost import FREE_BYTES, require_bounded
 from cearx.replay.trace import Trace, TraceRecord
 from cearx.replay.verify import Verifier, fresh_scheduler, restored_scheduler
@@ -92,6 +92,15 @@ def test_what_a_path_stands_for(paths: list[Path], tmp_path: Path) -> None:
     for other in tmp_path.glob("trace-00000001-*"):
         other.unlink()
     assert find(tmp_path) == paths
+
+
+def test_the_ring_may_take_the_oldest_while_they_are_opened(paths: list[Path]) -> None:
+    """The first ones only: a hole is an error, and so is nothing at all."""
+    gone = [path.with_name("gone.log") for path in paths]
+    assert [s.path for s in map_files([*gone[:2], *paths[2:]])] == paths[2:]
+    for missing in ([paths[0], gone[1], paths[2]], gone, [*paths, gone[0]]):
+        with pytest.raises(FileNotFoundError):
+            map_files(missing)
 
 
 def test_cut_at_every_byte_over_a_boundary(written: list[Path]) -> None:
