@@ -99,11 +99,11 @@ class CoreProcess:
                 self._worker.send(step)
             engine.flush_log()
             self._worker.flush()
-            engine.maintain_log()
-            self._look_for_stall(engine)
             for name in self._frontends.flush():
                 log.error("frontend lost, its requests are cancelled", frontend=name)
                 engine.cancel_frontend(self._frontend_names.index(name))
+            engine.maintain_log()  # last: nobody waits for the core here
+            self._look_for_stall(engine)
 
     def _timeout_ms(self, engine: Engine) -> int | None:
         if self._frontends.has_pending or self._worker.has_pending:

@@ -136,7 +136,7 @@ class TraceDisk:
         """Leaves the segment as it is, after a failure."""
         segment, self._segment = self._segment, None
         if segment is not None:
-            self.later(lambda: os.close(segment.fd))
+            self.later(lambda: self._close(segment))
 
     def later(self, job: Callable[[], None]) -> None:
         """Runs a job on the background thread, behind all writes that were handed to it.
@@ -216,7 +216,13 @@ class TraceDisk:
     def _sync_and_close(self, segment: _Segment) -> None:
         if self._fsync != "never":
             self._sync(segment)
-        os.close(segment.fd)
+        self._close(segment)
+
+    def _close(self, segment: _Segment) -> None:
+        try:
+            os.close(segment.fd)
+        except OSError as error:  # some file systems tell only now that they have lost something
+            self._failure = WriteFailed(error, NOTHING_LOST)
 
 
 class _PartlyWritten(OSError):
