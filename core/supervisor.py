@@ -5,6 +5,7 @@ Makes no request pass through itself. When a child ends that should not, all end
 says which one and why; exit code 2 for what could never have started, 1 for a later fault.
 """
 
+import os
 import secrets
 import shutil
 import signal
@@ -168,9 +169,7 @@ class Supervisor:
             self._launches,
             ChildToSupervisor,
         )
-        self._signal_fd = signal_fd(
-            signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
-        )
+        self._signal_fd = signal_fd(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         self._poller = zmq.Poller()
         self._poller.register(self._reports.socket, zmq.POLLIN)
         self._poller.register(self._signal_fd, zmq.POLLIN)
