@@ -171,7 +171,9 @@ class Trace:
                     f" the segment before ends with {last_seq}",
                 )
         elif gap.reason is not GapReason.RESTARTED and not (
-            gap.first_lost <= last_seq + 1 and gap.end_lost == header.first_seq
+            gap.first_lost <= last_seq + 1
+            and header.prev_last_seq == max(0, gap.first_lost - 1)
+            and gap.end_lost == header.first_seq
         ):
             raise TraceDamaged(0, f"{gap} stands behind record {last_seq}")
 

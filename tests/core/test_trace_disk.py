@@ -132,6 +132,29 @@ def test_a_failing_write_names_the_first_lost_record(
     assert (tmp_path / "a").stat().st_size == 3 + room
 
 
+def test_nothing_goes_behind_a_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waited for the thread is not written to the file with the hole."""
+    disk = open_behind(tmp_path / "a", monkeypatch)
+    go_on = threading.Event()
+    calls = []
+
+    def write(fd: int, data: bytes) -> int:
+        calls.append(data)
+        go_on.wait(10)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", write)
+    for seq in range(3):
+        assert disk.write(frame(seq), seq) is None
+    go_on.set()
+    failed = disk.end()
+    assert failed is not None and failed.first_lost == 0
+    assert calls == [frame(0)]
+    assert disk.is_drained
+
+
 @pytest.mark.parametrize(("policy", "num_syncs"), [("never", 0), ("rotate", 2), ("everysec", 2)])
 def test_syncs_at_the_end_of_each_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, num_syncs: int

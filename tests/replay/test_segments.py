@@ -131,6 +131,9 @@ def test_a_cut_in_the_middle_is_damage(written: list[Path]) -> None:
             continue
         with pytest.raises(TraceDamaged):
             read(files[0], files[1][:cut], files[2])
+    with pytest.raises(TraceDamaged, match="cut short, and another segment follows") as caught:
+        read(files[0], files[1][: starts[5] + 3], files[2])
+    assert caught.value.offset == starts[5]
 
 
 def test_flipped_bits_anywhere_are_noticed(written: list[Path]) -> None:
@@ -323,11 +326,22 @@ def test_snapshots_and_gaps_stand_at_the_start_only(written: list[Path], number:
 
 
 @pytest.mark.parametrize(
-    ("first_lost", "end_lost", "first_seq", "is_right"),
-    [(2, 9, 9, True), (3, 9, 9, True), (4, 9, 9, False), (3, 8, 9, False)],
+    ("first_lost", "end_lost", "first_seq", "prev_last_seq", "is_right"),
+    [
+        (2, 9, 9, 1, True),
+        (3, 9, 9, 2, True),
+        (4, 9, 9, 3, False),
+        (3, 8, 9, 2, False),
+        (3, 9, 9, 0, False),
+    ],
 )
 def test_a_gap_must_fit_its_place(
-    written: list[Path], first_lost: int, end_lost: int, first_seq: int, is_right: bool
+    written: list[Path],
+    first_lost: int,
+    end_lost: int,
+    first_seq: int,
+    prev_last_seq: int,
+    is_right: bool,
 ) -> None:
     """It accounts for every record between the two files."""
     first = Trace(written[0].read_bytes()).header
@@ -335,7 +349,9 @@ def test_a_gap_must_fit_its_place(
     before = file_of(first, note, note, header=SegmentHeader(boot_id=1, salt=2))
     gap = TraceGap(reason=GapReason.WRITE_FAILED, first_lost=first_lost, end_lost=end_lost)
     state = TraceSnapshot(state=Scheduler(SMALL).snapshot())
-    header = SegmentHeader(boot_id=1, salt=3, segment=1, first_seq=first_seq)
+    header = SegmentHeader(
+        boot_id=1, salt=3, segment=1, first_seq=first_seq, prev_last_seq=prev_last_seq
+    )
     after = file_of(first, gap, state, header=header)
     if is_right:
         trace, records = read(before, after)
