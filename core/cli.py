@@ -76,7 +76,7 @@ def flag_parameters() -> list[inspect.Parameter]:
         docs = field_docs(config)
         hints = get_type_hints(config)
         for field in msgspec.structs.fields(config):
-            in_bytes = field.name.endswith(("_bytes", "_memory"))
+            in_bytes = field.name.endswith(("_bytes", "_memory", "_segment_size"))
             option = typer.Option(
                 help=docs[field.name],
                 rich_help_panel=section.capitalize(),

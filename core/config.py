@@ -60,6 +60,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_budget(self.max_num_batched_tokens, self.max_num_seqs)
 
 
+class TraceLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How a trace log is cut into segments, kept and synced; the flags are `CoreConfig`'s."""
+
+    segment_bytes: int = 64 * 1024 * 1024
+    segment_seconds: int = 3600
+    keep: int = 8
+    fsync: Literal["never", "rotate", "everysec"] = "everysec"
+
+
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 64
     """Requests that run at once."""
@@ -69,10 +78,23 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Reuse the KV blocks of prompts that begin with the same tokens."""
     trace: str = "auto"
     """Folder of the trace log, 'off' for none, 'auto' for ~/.cache/cearx/traces."""
+    trace_segment_size: int = 64 * 1024 * 1024
+    """Bytes after which the trace log begins a new file."""
+    trace_segment_seconds: int = 3600
+    """Seconds after which the trace log begins a new file."""
+    trace_keep: int = 8
+    """Files of the trace log that are kept, those of earlier runs in the folder included."""
+    trace_fsync: Literal["never", "rotate", "everysec"] = "everysec"
+    """When the trace log is forced to the disk; a crash of this process loses nothing either way.
+
+    'rotate' is at the end of each file."""
 
     def __post_init__(self) -> None:
         _at_least("max_num_seqs", self.max_num_seqs, 1)
         _check_budget(self.max_num_batched_tokens, self.max_num_seqs)
+        _at_least("trace_segment_size", self.trace_segment_size, 65536)
+        _at_least("trace_segment_seconds", self.trace_segment_seconds, 1)
+        _at_least("trace_keep", self.trace_keep, 2)
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):

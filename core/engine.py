@@ -7,7 +7,7 @@ before it leaves. Owns no socket and no clock: `process.py` calls it.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -22,6 +22,7 @@ from cearx.core.events import (
     Decision,
     Event,
     FinishReason,
+    PrefillChunk,
     RequestArrived,
     RequestEnded,
     RequestRefused,
@@ -58,6 +59,10 @@ class EventLog(Protocol):
 
     def flush(self) -> None: ...
 
+    def maintain(self, snapshot: Callable[[], bytes]) -> None: ...
+
+    def pin(self, reason: str) -> None: ...
+
 
 class NullLog:
     """`--trace off`."""
@@ -69,6 +74,12 @@ class NullLog:
         pass
 
     def flush(self) -> None:
+        pass
+
+    def maintain(self, snapshot: Callable[[], bytes]) -> None:
+        pass
+
+    def pin(self, reason: str) -> None:
         pass
 
 
@@ -86,6 +97,8 @@ class LiveRequest(msgspec.Struct, kw_only=True):
     num_cached_tokens: int | None = None
     """From the first admission, until the first output has told it."""
     is_at_worker: bool = False
+    num_prefilled: int = 0
+    """Most tokens that its chunks have come to."""
 
 
 class Engine:
@@ -102,6 +115,8 @@ class Engine:
         self._ended_at_worker: list[RequestId] = []
         self._plan: StepPlan | None = None
         self._next_id = 0
+        self.num_progress = 0
+        """Grows with every token, part of a prompt, admission, end and refusal."""
 
     @property
     def num_requests(self) -> int:
@@ -115,6 +130,22 @@ class Engine:
     def flush_log(self) -> None:
         """Makes the log complete up to now; call before anything that follows from it is sent."""
         self._log.flush()
+
+    def maintain_log(self) -> None:
+        """Lets the log begin a new file when one is due; call when the worker has its work."""
+        self._log.maintain(self._scheduler.snapshot)
+
+    def pin_log(self, reason: str) -> None:
+        """Keeps the log as it is now from being deleted."""
+        self._log.pin(reason)
+
+    def describe(self) -> str:
+        """Where the scheduler stands, for a log line: counts only."""
+        step = self._scheduler.step_in_flight
+        return (
+            f"{self._scheduler.num_running} running, {self._scheduler.num_waiting} waiting,"
+            f" {'no step' if step is None else f'step {step}'} in flight"
+        )
 
     def submit(self, frontend_index: int, submit: Submit) -> Refused | None:
         """Takes a request in; answers why it is refused, or None. Raises MessageRejected."""
@@ -187,6 +218,7 @@ class Engine:
         plan = self._plan = self._scheduler.plan()
         self._log.append(plan)
         self._log.flush()
+        self.num_progress += len(plan.admitted)
         new_requests: list[NewRequest] = []
         for admission in plan.admitted:
             new_request = self._unsent.pop(admission.request_id, None)
@@ -211,6 +243,7 @@ class Engine:
         rows = [row.request_id for row in result.rows]
         assert rows == expected, f"step {plan.step_id}: rows {rows} for a plan with {expected}"
         self._plan = None
+        self.num_progress += len(rows) + sum(map(self._goes_on, plan.chunks))
         stopped: list[RowStopped] = []
         sealed: list[BlockSealed] = []
         stop_tokens: dict[RequestId, int] = {}
@@ -285,7 +318,17 @@ class Engine:
         outcomes = self._scheduler.apply(event)
         for outcome in outcomes:
             self._log.append(outcome)
+        self.num_progress += len(outcomes)
         return outcomes
+
+    def _goes_on(self, chunk: PrefillChunk) -> bool:
+        """Whether a chunk computes what was not computed before: a repetition is no progress."""
+        request = self._requests.get(chunk.request_id)
+        end = chunk.start + chunk.num_tokens
+        if request is None or end <= request.num_prefilled:
+            return False
+        request.num_prefilled = end
+        return True
 
     def _forget(self, request_id: RequestId) -> None:
         request = self._requests.pop(request_id)

@@ -4,9 +4,9 @@ Started by the supervisor as `python -m cearx.core`. One thread, one loop: wait 
 them in, plan when nothing is in flight, send.
 """
 
+import os
 import signal
 import time
-from pathlib import Path
 
 import structlog
 import zmq
@@ -30,10 +30,13 @@ from cearx.core.messages import (
     WorkerToCore,
 )
 from cearx.core.router_links import RouterLinks
-from cearx.core.trace_writer import TraceError, TraceWriter
+from cearx.core.stall_watch import StallWatch
+from cearx.core.trace_start import open_trace
 
 RETRY_MS = 5
 """How soon a message that a peer could not take is offered again."""
+STALL_CHECK_MS = 1000
+"""How often a stall is looked for while requests are live and nothing arrives."""
 
 log = structlog.get_logger()
 
@@ -57,16 +60,18 @@ class CoreProcess:
         self._worker: DealerLink[CoreToWorker, WorkerToCore] = DealerLink(
             socket, Channel(spec.boot_id, 0, WorkerToCore)
         )
-        self._stop_fd = signal_fd(signal.SIGTERM)
+        self._stop_fd = signal_fd(signal.SIGTERM, signal.SIGUSR1)
         self._poller = zmq.Poller()
         for waitable in (socket, self._frontends.socket, self._stop_fd):
             self._poller.register(waitable, zmq.POLLIN)
         self._schedule_us = 0
+        self._stalls = StallWatch()
+        self._is_stall_pinned = False
 
     def wait_for_worker(self) -> WorkerReady | None:
         """The worker's sizes, or None when the end was asked for first."""
         while True:
-            if self._stop_fd in dict(self._poller.poll()):
+            if self._stop_fd in dict(self._poller.poll()) and signal.SIGTERM in self._signals():
                 return None
             message = self._worker.receive()
             if isinstance(message, WorkerReady):
@@ -74,9 +79,13 @@ class CoreProcess:
 
     def run(self, engine: Engine, ready: EngineReady) -> None:
         while True:
-            waits = self._frontends.has_pending or self._worker.has_pending
-            if self._stop_fd in dict(self._poller.poll(RETRY_MS if waits else None)):
-                return
+            if self._stop_fd in dict(self._poller.poll(self._timeout_ms(engine))):
+                numbers = self._signals()
+                if signal.SIGTERM in numbers:
+                    return
+                if signal.SIGUSR1 in numbers:
+                    log.info("SIGUSR1: pins the trace log", trace=self._spec.config.trace)
+                    engine.pin_log("request")
             while (received := self._frontends.receive()) is not None:
                 name, message = received
                 self._take(engine, ready, self._frontend_names.index(name), message)
@@ -93,6 +102,26 @@ class CoreProcess:
             for name in self._frontends.flush():
                 log.error("frontend lost, its requests are cancelled", frontend=name)
                 engine.cancel_frontend(self._frontend_names.index(name))
+            engine.maintain_log()  # last: nobody waits for the core here
+            self._look_for_stall(engine)
+
+    def _timeout_ms(self, engine: Engine) -> int | None:
+        if self._frontends.has_pending or self._worker.has_pending:
+            return RETRY_MS
+        return STALL_CHECK_MS if engine.num_requests else None
+
+    def _signals(self) -> bytes:
+        """The numbers of the signals that arrived."""
+        return os.read(self._stop_fd, 4096)
+
+    def _look_for_stall(self, engine: Engine) -> None:
+        waited = self._stalls.check(time.monotonic(), engine.num_requests > 0, engine.num_progress)
+        if waited is None:
+            return
+        log.error("stalled: nothing happens", seconds=round(waited, 1), state=engine.describe())
+        if not self._is_stall_pinned:
+            self._is_stall_pinned = True
+            engine.pin_log("stall")
 
     def _take(
         self, engine: Engine, ready: EngineReady, frontend_index: int, message: FrontendToCore
@@ -139,21 +168,6 @@ class CoreProcess:
             )
 
 
-def _open_trace(spec: CoreLaunch, config: SchedulerConfig) -> TraceWriter | None:
-    if spec.config.trace == "off":
-        return None
-    auto = Path.home() / ".cache" / "cearx" / "traces"
-    folder = auto if spec.config.trace == "auto" else Path(spec.config.trace)
-    try:
-        return TraceWriter.open(folder, config, spec.boot_id, _trace_stopped)
-    except TraceError as error:
-        raise StartupError(f"{error} (--trace DIR for another folder, --trace off)") from error
-
-
-def _trace_stopped(reason: str) -> None:
-    log.error("trace log stopped, serving goes on", reason=reason)
-
-
 def main() -> int:
     spec = read_launch(CoreLaunch)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -172,7 +186,7 @@ def main() -> int:
             max_num_batched_tokens=spec.config.max_num_batched_tokens,
             enable_prefix_caching=spec.config.enable_prefix_caching,
         )
-        trace = _open_trace(spec, config)
+        trace = open_trace(spec, config)
     except (StartupError, ValueError) as error:
         supervisor.failed(str(error))
         return 2
@@ -188,7 +202,8 @@ def main() -> int:
     try:
         process.run(Engine(config, spec.hash_secret, event_log), ready)
     except BaseException:
-        event_log.flush()  # what led here is in the log, which has no orderly end
+        if trace is not None:
+            trace.close(is_orderly=False)  # what led here is in the log
         raise
     if trace is not None:
         trace.close()

@@ -77,7 +77,9 @@ def reading(path: Path) -> Iterator[Trace]:
 
 
 def _where(error: Exception, path: Path) -> str:
-    """A verb that reads two traces notes which one it was."""
+    """The damaged segment, or which of two traces it was."""
+    if isinstance(error, TraceDamaged) and error.path is not None:
+        return str(error.path)
     notes: list[str] = getattr(error, "__notes__", [])
     return notes[0] if notes else str(path)
 

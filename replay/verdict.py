@@ -35,7 +35,9 @@ def verify(path: Path, trace: Trace) -> bool:
 
 
 def print_end(trace: Trace) -> None:
-    """How the file ends, if that is worth a note; call behind the last record."""
+    """What is not in the file, if that is worth a note; call behind the last record."""
+    for note in trace.notes():
+        print(f"note: {note}")
     if trace.torn_at is not None:
         torn = trace.num_bytes - trace.torn_at
         print(f"note: the last record is not whole ({torn} bytes from offset {trace.torn_at})")

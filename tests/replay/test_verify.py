@@ -176,7 +176,7 @@ def test_a_scheduler_that_fails_in_plan_is_found_behind_the_last_tick() -> None:
 def test_an_absurd_pool_is_refused() -> None:
     """A header of a few bytes cannot ask for more memory than there is."""
     config = msgspec.structs.replace(SMALL, num_blocks=2**40)
-    with pytest.raises(TraceIncompatible, match=f"{2**40} blocks, the limit is 4194304"):
+    with pytest.raises(TraceIncompatible, match=f"{2**40} blocks, the limit is 1048576"):
         fresh_scheduler(config)
 
 
