@@ -19,7 +19,7 @@ from cearx.core.trace_format import (
     encode_header,
     salt_crc,
 )
-from cearx.core.trace_records import RECORD_TYPES, Record, TraceEnd, encode_record
+from cearx.core.trace_records import RECORD_TYPES, Record, RecordEncoder, TraceEnd
 from cearx.replay.trace import Trace
 
 SEGMENT = "SegmentHeader"
@@ -72,7 +72,7 @@ def _plain(value: object) -> object:
 
 def rebuild(lines: Iterable[str]) -> Iterator[bytes]:
     """The log's bytes, a piece a line; raises JsonlError."""
-    salted = None
+    salted, encoder = None, RecordEncoder()
     for number, text in enumerate(lines, 1):
         try:
             fields = msgspec.json.decode(text)
@@ -89,7 +89,7 @@ def rebuild(lines: Iterable[str]) -> Iterator[bytes]:
             if name not in _NAMES or not isinstance(seq, int):
                 raise ValueError(f"{name!r} number {seq!r} is no record")
             record: Record = _struct(_NAMES[name], fields)
-            record_type, flags, payload = encode_record(record)
+            record_type, flags, payload = encoder.encode(record)
             yield encode_frame(salted, seq, record_type, flags, payload)
         except (ValueError, TypeError, KeyError, msgspec.MsgspecError, OverflowError) as error:
             raise JsonlError(f"line {number}: {error}") from None
