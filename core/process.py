@@ -13,7 +13,7 @@ import zmq
 
 from cearx.core.admission import find_policy
 from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
-from cearx.core.config import CoreLaunch, SchedulerConfig, scheduler_config
+from cearx.core.config import CoreLaunch, scheduler_config
 from cearx.core.engine import Engine, EventLog, MessageRejected, NullLog, ended_output
 from cearx.core.events import FinishReason
 from cearx.core.link import Channel, DealerLink, configure
