@@ -25,7 +25,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One request; None where it did not get so far."""
+    """One request; None where it did not get so far, or the log does not hold its beginning."""
 
     request_id: RequestId
     num_prompt_tokens: int
@@ -49,7 +49,7 @@ class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
     stall_us: int
     """Its longest time without a row while it lived."""
     ended: str
-    """The reason, `UNFINISHED`, or `REFUSED` with the reason."""
+    """The reason, `UNFINISHED`, `REFUSED` with the reason, or `LOST` in a gap of the log."""
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,8 +112,8 @@ def waiting_spans(line: RequestLine, timeline: Timeline) -> Iterator[tuple[int, 
     """(from, to, after a preemption) of each stay in the queue."""
     planned = timeline.steps.planned_us
     end = timeline.last_us if line.ended_us is None else line.ended_us
-    if line.refused is not None:
-        return
+    if line.refused is not None or (line.began_before and not line.admissions):
+        return  # the latter ran before the log begins, or nobody knows how long it waited
     starts = [(line.arrived_us, False), *((planned[step], True) for step in line.preemptions)]
     stops = [max(planned[a.step], line.arrived_us) for a in line.admissions]
     for index, (start, again) in enumerate(starts):
@@ -125,7 +125,10 @@ def request_figures(line: RequestLine, timeline: Timeline) -> RequestFigures:
     times = token_times(line, timeline)
     gaps = spread(b - a for a, b in itertools.pairwise(times))
     waits = list(waiting_spans(line, timeline))
+    is_whole = not (line.began_before or line.lost)
     ended = "UNFINISHED" if line.ended is None else line.ended.name
+    if line.lost:
+        ended = "LOST"
     if line.refused is not None:
         ended = f"REFUSED {line.refused.name}"
     return RequestFigures(
@@ -133,12 +136,12 @@ def request_figures(line: RequestLine, timeline: Timeline) -> RequestFigures:
         num_prompt_tokens=line.num_prompt_tokens,
         num_output_tokens=len(times),
         arrived_us=line.arrived_us,
-        queue_us=waits[0][1] - waits[0][0] if waits and line.admissions else None,
+        queue_us=waits[0][1] - waits[0][0] if is_whole and waits and line.admissions else None,
         waited_us=sum(stop - start for start, stop, _ in waits),
-        ttft_us=times[0] - line.arrived_us if times else None,
+        ttft_us=times[0] - line.arrived_us if is_whole and times else None,
         itl_p50_us=None if gaps is None else gaps.p50,
         itl_p99_us=None if gaps is None else gaps.p99,
-        total_us=None if line.ended_us is None else line.ended_us - line.arrived_us,
+        total_us=line.ended_us - line.arrived_us if is_whole and line.ended_us else None,
         num_chunks=len(line.chunks),
         num_preemptions=len(line.preemptions),
         num_recomputed_tokens=line.num_recomputed_tokens,

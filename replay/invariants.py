@@ -31,6 +31,7 @@ from cearx.core.events import (
     WaitReason,
 )
 from cearx.core.identifiers import BlockId, RequestId, StepId
+from cearx.core.trace_records import TraceGap, TraceSnapshot
 from cearx.replay.ledger import Ledger, LedgerRequest, num_batched_tokens, rows
 from cearx.replay.trace import TraceRecord
 
@@ -76,7 +77,10 @@ class Checker:
         """Those that have not been let in again."""
 
     def feed(self, record: TraceRecord) -> list[Violation]:
-        """Judges the record, then takes it into the books."""
+        """Judges the record, then takes it into the books; raises as the ledger does."""
+        if isinstance(record.value, TraceGap | TraceSnapshot):
+            self._go_on_behind(record.value)
+            return []
         findings = list(self._judge(record.value))
         step_before = self.ledger.step_id
         self.ledger.apply(record.value)
@@ -95,6 +99,19 @@ class Checker:
             )
             for rule, text, ids in findings
         ]
+
+    def _go_on_behind(self, value: TraceGap | TraceSnapshot) -> None:
+        """What a gap holds is not judged; who was overtaken before is not known behind it."""
+        begins = self.ledger.begins_with(value)
+        self.ledger.apply(value)
+        if isinstance(value, TraceGap):
+            self._due = _Due()
+        elif begins:
+            self._overtaken.clear()
+            self._orders = {i: (r.priority, i) for i, r in self.ledger.live.items()}
+            self._deadlines = {}
+            if self._config.request_timeout_us:
+                self._deadlines = {i: r.deadline_us for i, r in self.ledger.live.items()}
 
     def finish(self, last: TraceRecord, ended: bool) -> list[Violation]:
         """What is missing at the end of a log; only a log with its end must be complete."""

@@ -2,7 +2,8 @@
 
 Independent of the scheduler on purpose: a trace of another version, or one that diverged, can be
 read and judged all the same. Tolerant: a record that contradicts the books is taken as it stands
-(`invariants.py` is the one that judges). Driven record by record by every verb but verify.
+(`invariants.py` is the one that judges). Only where a log begins within a run, or goes on behind a
+gap, they begin as the snapshot there says. Driven record by record by every verb but verify.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,10 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import BlockHash, BlockId, RequestId, StepId
+from cearx.core.request import Request
+from cearx.core.scheduler import Scheduler
+from cearx.core.trace_records import TraceGap, TraceSnapshot
+from cearx.replay.verify import restored_scheduler
 
 BY_A_RESULT = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.FAILED)
 """Ends that come with the result of a step; the others come at any time."""
@@ -72,6 +77,9 @@ class LedgerRequest(msgspec.Struct, kw_only=True):
     """False from a failure, or a reset of the cache, to its next admission."""
     last_step: StepId | None = None
     """The last step with a row of its present stay."""
+    priority: int = 0
+    deadline_us: int = 0
+    """With request_timeout_us only."""
 
     @property
     def num_outputs(self) -> int:
@@ -95,6 +103,11 @@ class Ledger:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
+        self._knows_state = False
+        """Whether a record was taken in since the start or a gap."""
+        self._reset()
+
+    def _reset(self) -> None:
         self.now_us = 0
         self.step_id: StepId | None = None
         """The step planned last."""
@@ -109,7 +122,7 @@ class Ledger:
         self._fences: list[_Fence] = []
         self._finished: StepId | None = None
         """The step whose result was taken in, until those who end with it have ended."""
-        self._ref_counts = [0] * config.num_blocks
+        self._ref_counts = [0] * self.config.num_blocks
         self._hashes: dict[BlockId, BlockHash] = {}
         self._by_hash: dict[BlockHash, BlockId] = {}
 
@@ -145,7 +158,15 @@ class Ledger:
     # --- records -----------------------------------------------------------------------------
 
     def apply(self, value: object) -> None:
-        """Takes in the next record; notes and others that change nothing are passed over."""
+        """Takes in the next record; notes and others that change nothing are passed over.
+
+        Raises TraceIncompatible for a snapshot that cannot be read.
+        """
+        if isinstance(value, TraceSnapshot):
+            if not self._knows_state:
+                self._begin(restored_scheduler(self.config, value))
+            return
+        self._knows_state = not isinstance(value, TraceGap)
         if not isinstance(value, RequestEnded):
             self.settle()
         if isinstance(value, StepPlan):
@@ -163,6 +184,59 @@ class Ledger:
         elif isinstance(value, RequestRefused):
             self.live.pop(value.request_id, None)
 
+    def begins_with(self, value: object) -> bool:
+        """Whether the books begin anew with the record, which comes next."""
+        return isinstance(value, TraceSnapshot) and not self._knows_state
+
+    def _begin(self, scheduler: Scheduler) -> None:
+        """The books as of a snapshot."""
+        self._reset()
+        books = scheduler.books
+        self.now_us = books.now_us
+        self.step_id = StepId(books.next_step - 1) if books.next_step else None
+        self.live = {i: self._carried_over(scheduler, r) for i, r in books.requests.items()}
+        self.num_running = len(books.running)
+        for step in books.in_flight:
+            admissions: dict[RequestId, int] = {}
+            for row in rows(step.plan):
+                request = self.live.get(row.request_id)
+                if request is not None:
+                    since = books.requests[row.request_id].admitted_step
+                    is_present = since is not None and since <= step.step_id
+                    admissions[row.request_id] = int(is_present)
+                    request.num_tokens -= row.samples
+                    request.num_pending += row.samples
+                    request.last_step = step.step_id
+            self.in_flight[step.step_id] = _InFlight(step.plan, admissions)
+        self._fences = [_Fence(f.last_step, list(f.block_ids)) for f in books.fences.all()]
+        pool = books.pool.snapshot()
+        self._ref_counts = list(pool.ref_counts)
+        self._hashes = {BlockId(b): h for b, h in enumerate(pool.hashes) if h is not None}
+        self._by_hash = {h: b for b, h in self._hashes.items()}
+        self.num_held = sum(count > 0 for count in pool.ref_counts)
+        self.num_cached = len(pool.cached)
+
+    def _carried_over(self, scheduler: Scheduler, request: Request) -> LedgerRequest:
+        """Its rows in flight counted as known; `_begin` corrects that."""
+        books = scheduler.books
+        return LedgerRequest(
+            request_id=request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            block_hashes=list(request.block_hashes),
+            num_tokens=books.num_promised(request),
+            num_planned=books.num_scheduled(request),
+            num_written=books.num_settled(request),
+            block_ids=list(request.block_ids),
+            is_running=request.request_id in books.running,
+            num_admissions=1,
+            publishes=request.publishes,
+            num_published=request.num_published,
+            last_step=request.last_step,
+            priority=request.priority,
+            deadline_us=request.deadline_us,
+        )
+
     def _arrive(self, event: RequestArrived) -> None:
         self.live[event.request_id] = LedgerRequest(
             request_id=event.request_id,
@@ -170,6 +244,8 @@ class Ledger:
             max_tokens=event.max_tokens,
             block_hashes=list(event.block_hashes) if self.config.enable_prefix_caching else [],
             num_tokens=event.num_prompt_tokens,
+            priority=event.priority if self.config.scheduling_policy == "priority" else 0,
+            deadline_us=event.arrived_us + self.config.request_timeout_us,
         )
 
     def _end(self, ended: RequestEnded) -> None:

@@ -98,8 +98,10 @@ class Summary(msgspec.Struct, kw_only=True):
 
     def _finish_step(self, event: StepFinished) -> None:
         """Counts the step's tokens; the outcomes that follow remove who ended with it."""
-        if not self._in_flight:
-            return
+        while self._in_flight and self._in_flight[0].step_id < event.step_id:
+            self._in_flight.popleft()  # its result is lost
+        if not self._in_flight or self._in_flight[0].step_id != event.step_id:
+            return  # it was planned before the log begins
         plan = self._in_flight.popleft()
         failed = {row.request_id for row in event.stopped if row.reason is FinishReason.FAILED}
         sampled = [*plan.decodes, *(c.request_id for c in plan.chunks if c.samples)]

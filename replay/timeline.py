@@ -115,7 +115,16 @@ class RequestLine(msgspec.Struct, kw_only=True):
     """When it ended or was refused."""
     ended_step: int | None = None
     """The step whose tokens ended it, None when something else did."""
+    lost: bool = False
+    """It ended where records are missing; `ended_us` is where they begin to miss."""
+    began_before: bool = False
+    """It was there when the log begins, or records were missing when it came: `arrived_us` is the
+    earliest time that is known of it."""
     _most_planned: int = 0
+
+    @property
+    def has_seat(self) -> bool:
+        return len(self.admissions) > len(self.preemptions)
 
     @property
     def num_hit_tokens(self) -> int:
@@ -141,6 +150,8 @@ class Timeline:
         self._undated_ends: list[RequestLine] = []
         self._undated_steps: list[int] = []
         self._last_finished: int | None = None
+        self._carried_over: dict[RequestId, bool] = {}
+        """Who is there at a snapshot, and whether it runs, until the next step is planned."""
 
     @classmethod
     def of(cls, config: SchedulerConfig, records: Iterable[TraceRecord]) -> "Timeline":
@@ -160,6 +171,9 @@ class Timeline:
         if isinstance(value, StepPlan):
             self._ledger.apply(value)
             self._plan(value)
+        elif self._ledger.begins_with(value):
+            self._ledger.apply(value)
+            self._begin()
         elif isinstance(value, StepFinished):
             self._finish_step(value)
             self._ledger.apply(value)
@@ -179,6 +193,40 @@ class Timeline:
     def finish(self) -> None:
         """Dates what is left with the last time that is known."""
         self._date(self.last_us)
+
+    def _begin(self) -> None:
+        """Goes on from the ledger's books, at the start of a log or behind a gap."""
+        self._date(self.last_us)
+        self._index.clear()
+        live = self._ledger.live
+        for line in self.requests.values():
+            if line.ended is None and line.refused is None and line.request_id not in live:
+                line.lost, line.ended_us = True, self.last_us
+        now_us = self._ledger.now_us
+        self._see_clock(now_us)
+        for request in live.values():
+            if request.request_id not in self.requests:
+                self.requests[request.request_id] = RequestLine(
+                    request_id=request.request_id,
+                    num_prompt_tokens=request.num_prompt_tokens,
+                    max_tokens=request.max_tokens,
+                    arrived_us=now_us,
+                    arrived_step=len(self.steps),
+                    began_before=True,
+                    _most_planned=request.num_planned,
+                )
+        self._carried_over = {i: request.is_running for i, request in live.items()}
+
+    def _seat(self, at: int) -> None:
+        """Gives those who run since before the log, or got in within a gap, their first step."""
+        for request_id, is_running in self._carried_over.items():
+            line = self.requests[request_id]
+            if line.ended is None and is_running != line.has_seat:
+                if is_running:
+                    line.admissions.append(Admitted(at, 0))
+                else:
+                    line.preemptions.append(at)
+        self._carried_over = {}
 
     def _tick(self, now_us: int) -> None:
         self._see_clock(now_us)
@@ -228,6 +276,7 @@ class Timeline:
     def _plan(self, plan: StepPlan) -> None:
         steps, ledger, at = self.steps, self._ledger, len(self.steps)
         self._index[plan.step_id] = at
+        self._seat(at)
         for request_id in plan.preempted:
             if request_id in self.requests:
                 self.requests[request_id].preemptions.append(at)
