@@ -5,6 +5,8 @@ file is damaged or cannot be read, 3 another version of the format or schema wro
 """
 
 import argparse
+import os
+import sys
 from pathlib import Path
 
 from cearx.core.scheduler_source import code_version, scheduler_sha256
@@ -25,19 +27,28 @@ def main(argv: list[str]) -> int:
     )
     path: Path = parser.parse_args(argv).trace
     try:
-        return _replay(path)
+        code, text = _replay(path)
     except TraceDamaged as error:
-        print(f"DAMAGED {path} at offset {error.offset}: {error.reason}")
-        return DAMAGED
+        code, text = DAMAGED, f"DAMAGED {path} at offset {error.offset}: {error.reason}"
     except TraceIncompatible as error:
-        print(f"INCOMPATIBLE {path}: {error}")
-        return INCOMPATIBLE
+        code, text = INCOMPATIBLE, f"INCOMPATIBLE {path}: {error}"
     except OSError as error:
-        print(f"cannot read {path}: {error.strerror}")
-        return DAMAGED
+        code, text = DAMAGED, f"cannot read {path}: {error.strerror}"
+    _print(text)
+    return code
 
 
-def _replay(path: Path) -> int:
+def _print(text: str) -> None:
+    """What nobody takes is dropped: the exit code says the same, and 1 would mean a divergence."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        with open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())
+
+
+def _replay(path: Path) -> tuple[int, str]:
+    """The exit code and what to print; raises TraceDamaged, TraceIncompatible, OSError."""
     trace = Trace.open(path)
     verifier = Verifier(fresh_scheduler(trace.header.config))
     summary = Summary()
@@ -49,17 +60,20 @@ def _replay(path: Path) -> int:
     else:
         difference = verifier.finish(trace.ended)
     if difference is not None:
-        print(_difference_text(difference, trace.header))
-        return DIVERGED
-    print(f"SAME {path}: every decision of {summary.num_steps} steps is repeated")
-    print(summary.text())
-    print(f"scheduler    {_scheduler_text(trace.header)}")
+        return DIVERGED, _difference_text(difference, trace.header)
+    lines = [
+        f"SAME {path}: every decision of {summary.num_steps} steps is repeated",
+        summary.text(),
+        f"scheduler    {_scheduler_text(trace.header)}",
+    ]
     if trace.torn_at is not None:
         torn = trace.num_bytes - trace.torn_at
-        print(f"note: the last record is not whole ({torn} bytes from offset {trace.torn_at})")
+        lines.append(
+            f"note: the last record is not whole ({torn} bytes from offset {trace.torn_at})"
+        )
     if not trace.ended:
-        print("note: the log has no end, so its writer was killed, failed or still runs")
-    return SAME
+        lines.append("note: the log has no end, so its writer was killed, failed or still runs")
+    return SAME, "\n".join(lines)
 
 
 def _scheduler_text(header: TraceHeader) -> str:

@@ -33,6 +33,11 @@ NEWEST = "trace.log"
 """What a folder stands for: the link to its newest trace."""
 
 
+def _open(path: str, flags: int) -> int:
+    """Without waiting for the writer of a named pipe, which is no regular file anyway."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 class TraceRecord(msgspec.Struct, frozen=True):
     """One record of a run, between the header and the end."""
 
@@ -68,7 +73,7 @@ class Trace:
     @classmethod
     def open(cls, path: Path) -> "Trace":
         """Maps a file, or the newest of a folder; raises OSError and as the constructor does."""
-        with open(path / NEWEST if path.is_dir() else path, "rb") as file:
+        with open(path / NEWEST if path.is_dir() else path, "rb", opener=_open) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise TraceDamaged(0, "not a regular file")
