@@ -139,7 +139,11 @@ def _root(
 
 def build_app() -> typer.Typer:
     app = typer.Typer(
-        name="cearx", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False
+        name="cearx",
+        rich_markup_mode=None,  # its tables cut long flags short on a narrow terminal
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
     )
     app.callback()(_root)
     model = inspect.Parameter(

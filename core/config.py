@@ -27,7 +27,7 @@ def _check_budget(max_num_batched_tokens: int, max_num_seqs: int) -> None:
     """Every running request must be able to decode in every step."""
     if max_num_batched_tokens < max_num_seqs:
         raise ValueError(
-            f"max_num_batched_tokens must be at least max_num_seqs ({max_num_seqs}),"
+            f"--max-num-batched-tokens must be at least --max-num-seqs ({max_num_seqs}),"
             f" got {max_num_batched_tokens}"
         )
 
@@ -141,7 +141,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     'rotate' is at the end of each file."""
 
     def __post_init__(self) -> None:
-        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("--max-num-seqs", self.max_num_seqs, 1)
         for name in (
             "max_overtakes",
             "long_prefill_token_threshold",
@@ -151,11 +151,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
             "max_num_queued_tokens",
             "request_timeout",
         ):
-            _at_least(name, getattr(self, name), 0)
+            _at_least(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         _check_budget(self.max_num_batched_tokens, self.max_num_seqs)
-        _at_least("trace_segment_size", self.trace_segment_size, 65536)
-        _at_least("trace_segment_seconds", self.trace_segment_seconds, 1)
-        _at_least("trace_keep", self.trace_keep, 2)
+        _at_least("--trace-segment-size", self.trace_segment_size, 65536)
+        _at_least("--trace-segment-seconds", self.trace_segment_seconds, 1)
+        _at_least("--trace-keep", self.trace_keep, 2)
 
 
 def scheduler_config(
@@ -201,13 +201,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Threads of the worker on the CPU (default: the physical cores)."""
 
     def __post_init__(self) -> None:
-        _at_least("max_model_len", self.max_model_len, 2)
-        _at_least("block_size", self.block_size, 1)
-        _at_least("kv_cache_memory", self.kv_cache_memory, 1)
-        _at_least("num_threads", self.num_threads, 1)
+        _at_least("--max-model-len", self.max_model_len, 2)
+        _at_least("--block-size", self.block_size, 1)
+        _at_least("--kv-cache-memory", self.kv_cache_memory, 1)
+        _at_least("--num-threads", self.num_threads, 1)
         if not 0 < self.kv_cache_memory_fraction <= 1:
             raise ValueError(
-                f"kv_cache_memory_fraction must be in (0, 1], got {self.kv_cache_memory_fraction}"
+                f"--kv-cache-memory-fraction must be in (0, 1], got {self.kv_cache_memory_fraction}"
             )
 
 
@@ -228,9 +228,9 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Largest request body; more is answered with 413."""
 
     def __post_init__(self) -> None:
-        _at_least("stream_interval", self.stream_interval, 1)
-        _at_least("max_logprobs", self.max_logprobs, 0)
-        _at_least("max_body_bytes", self.max_body_bytes, 1024)
+        _at_least("--stream-interval", self.stream_interval, 1)
+        _at_least("--max-logprobs", self.max_logprobs, 0)
+        _at_least("--max-body-bytes", self.max_body_bytes, 1024)
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,12 +249,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"port must be in 0..65535, got {self.port}")
+            raise ValueError(f"--port must be in 0..65535, got {self.port}")
         if not 1 <= self.frontends <= 64:
-            raise ValueError(f"frontends must be in 1..64, got {self.frontends}")
+            raise ValueError(f"--frontends must be in 1..64, got {self.frontends}")
         if not 1 <= self.startup_timeout <= MAX_STARTUP_TIMEOUT:
             raise ValueError(
-                f"startup_timeout must be in 1..{MAX_STARTUP_TIMEOUT}, got {self.startup_timeout}"
+                f"--startup-timeout must be in 1..{MAX_STARTUP_TIMEOUT}, got {self.startup_timeout}"
             )
 
 

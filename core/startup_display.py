@@ -6,7 +6,15 @@ On something that is no terminal, each new stage is one plain line.
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 
 class StartupDisplay:
@@ -18,6 +26,7 @@ class StartupDisplay:
             SpinnerColumn(),
             TextColumn("{task.fields[process]}: {task.description}", markup=False),
             BarColumn(bar_width=30),
+            TaskProgressColumn(),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -42,6 +51,8 @@ class StartupDisplay:
         """`total` 0 means that nobody knows how long it takes."""
         if process not in self._tasks:
             self._tasks[process] = self._progress.add_task(stage, process=process)
+        elif self._stages[process] != stage:
+            self._progress.reset(self._tasks[process])  # else a full bar stops its clock for good
         self._progress.update(
             self._tasks[process], description=stage, completed=completed, total=total or None
         )

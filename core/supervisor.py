@@ -5,6 +5,7 @@ Makes no request pass through itself. When a child ends that should not, all end
 says which one and why; exit code 2 for what could never have started, 1 for a later fault.
 """
 
+import ipaddress
 import os
 import secrets
 import shutil
@@ -87,7 +88,8 @@ def serve(model: str | None, flags: ServeFlags) -> int:
     try:
         with StartupDisplay(console) as display:
             details = supervisor.wait_until_ready(display)
-        _announce(console, files, listener, details, time.monotonic() - start)
+        name = flags.frontend.served_model_name or files.name
+        _announce(console, name, listener, details, time.monotonic() - start)
         supervisor.watch()
     except EndRequested:
         return 0
@@ -136,7 +138,7 @@ def _find_model(model: str | None, display: StartupDisplay) -> ModelFiles:
 
 def _announce(
     console: Console,
-    files: ModelFiles,
+    name: str,
     listener: socket.socket,
     details: dict[str, str],
     seconds: float,
@@ -144,9 +146,13 @@ def _announce(
     for detail in filter(None, details.values()):
         console.print(detail, highlight=False, soft_wrap=True, markup=False)
     host, port = listener.getsockname()[:2]
+    if not ipaddress.ip_address(host).is_loopback:
+        console.print(
+            f"[yellow]warning[/] whoever reaches {host} can use it: there are no API keys"
+        )
     shown = f"[{host}]" if ":" in host else host
     console.print(
-        f"[green]ready[/] {escape(files.name)} on http://{shown}:{port} after {seconds:.1f} s",
+        f"[green]ready[/] {escape(name)} on http://{shown}:{port} after {seconds:.1f} s",
         highlight=False,
         soft_wrap=True,
     )

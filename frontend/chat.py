@@ -24,6 +24,7 @@ from cearx.frontend.chat_connection import (
     ChatError,
     ServerFailed,
     answers,
+    base_url,
     first_model,
     started_server,
     stream_answer,
@@ -70,8 +71,14 @@ def _end(_number: int, _frame: object) -> NoReturn:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="cearx chat", description=__doc__.split("\n")[0])
-    parser.add_argument("--url", default=DEFAULT_URL, help="server to talk to (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="cearx chat",
+        description="Chat with a running server, or with one that it starts. Ctrl-C stops an"
+        " answer, Ctrl-D or /exit ends the chat.",
+    )
+    parser.add_argument(
+        "--url", type=base_url, default=DEFAULT_URL, help="server to talk to (%(default)s)"
+    )
     parser.add_argument(
         "--model", type=_text, help="name of the model (default: the first that is served)"
     )

@@ -63,6 +63,12 @@ class _Models(msgspec.Struct):
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
+def base_url(argument: str) -> str:
+    """A server's address without the API's own path: `host:8000` and `http://host:8000/v1` too."""
+    url = argument if "://" in argument else f"http://{argument}"
+    return url.rstrip("/").removesuffix("/v1")
+
+
 def answers(http: httpx.Client) -> bool:
     """Whether anything speaks HTTP there, ready or not."""
     try:

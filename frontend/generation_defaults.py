@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from cearx.core.child import StartupError
-from cearx.core.config import ModelFiles
+from cearx.core.config import DEFAULT_MODEL, ModelFiles
 from cearx.core.gguf_file import GGUFFile
 from cearx.frontend.openai_types import MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY
 
@@ -52,10 +52,17 @@ GGUF_KEYS = {
 }
 
 
+DEFAULT_MODEL_SAMPLING = GenerationDefaults(temperature=0.2, top_p=0.9)
+"""From the model card of SmolLM2-135M-Instruct; its GGUF file does not repeat them, and at
+temperature 1 so small a model answers at random."""
+
+
 def load_generation_defaults(files: ModelFiles) -> GenerationDefaults:
     """Raises GenerationConfigError for values out of range, GGUFError for an unreadable file."""
     if files.path.is_dir():
         return read_generation_config(files.path)
+    if files.name == DEFAULT_MODEL:
+        return DEFAULT_MODEL_SAMPLING
     return from_gguf(GGUFFile(files.path))
 
 

@@ -14,6 +14,8 @@ from hypercorn.config import Config
 from hypercorn.typing import ASGIFramework
 from starlette.applications import Starlette
 
+from cearx.frontend.access_log import AccessLog
+
 BACKLOG = 4096
 KEEP_ALIVE_S = 75.0
 GRACEFUL_S = 2.0
@@ -44,7 +46,7 @@ async def serve_http(
     """Serves until `run_until_end` returns; it is called when connections are accepted."""
     _drop_stuck_peers(listen_fd)
     # Starlette types ASGI messages as mappings, hypercorn as one TypedDict a kind.
-    asgi_app = cast(ASGIFramework, app)
+    asgi_app = cast(ASGIFramework, AccessLog(app))
     await serve(asgi_app, hypercorn_config(listen_fd), shutdown_trigger=run_until_end, mode="asgi")
 
 

@@ -55,6 +55,8 @@ class Answer:
         self._num_tokens_told = 0
         """Tokens in the events up to now; the choices may be ahead."""
         self._was_shown: set[int] = set()
+        self.failure: ApiError | None = None
+        """Why the engine could not go on; what it computed before is told first."""
 
     def take(self, batch: Iterable[tuple[int, Output]]) -> list[ChoiceDelta]:
         """Turns outputs into deltas, in order; takes back requests that a stop string ended."""
@@ -65,7 +67,11 @@ class Answer:
                 continue
             if output.num_cached_tokens and index % self._plan.choices_per_prompt == 0:
                 self._num_cached_tokens += output.num_cached_tokens
-            deltas.append(choice.push(output))
+            try:
+                deltas.append(choice.push(output))
+            except ApiError as error:
+                self.failure = error
+                break
             if choice.met_stop_string:
                 self._stream.cancel(index, CancelReason.STOP_STRING)
         return deltas
@@ -130,6 +136,8 @@ async def _send_whole(plan: AnswerPlan, stream: RequestStream, answer: Answer, s
     async for batch in stream:
         for delta in answer.take(batch):
             deltas[delta.index].append(delta)
+        if answer.failure is not None:
+            raise answer.failure
     choices = [join_deltas(of_choice) for of_choice in deltas]
     await send_body(send, 200, plan.format.body(choices, answer.usage()))
 
@@ -139,13 +147,14 @@ async def _send_stream(plan: AnswerPlan, stream: RequestStream, answer: Answer, 
     try:
         async for batch in stream:
             events = answer.events(batch)
-            if not events:
-                continue
-            if not has_started:
+            if events and not has_started:
                 has_started = True
                 start = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
                 await send(start)
-            await send({"type": "http.response.body", "body": events, "more_body": True})
+            if events:
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+            if answer.failure is not None:
+                raise answer.failure
         last = plan.format.usage_chunk(answer.usage()) if plan.include_usage else b""
     except Exception as error:
         if not has_started:

@@ -90,8 +90,13 @@ def map_files(paths: list[Path]) -> list[Segment]:
     return segments
 
 
+def _open(path: str, flags: int) -> int:
+    """Without waiting for the writer of a named pipe, which is no regular file anyway."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def _map_file(path: Path) -> Segment:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_open) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise TraceDamaged(0, "not a regular file")

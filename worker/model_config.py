@@ -12,6 +12,8 @@ import msgspec
 
 from cearx.core.child import StartupError
 
+MAX_SIZE = 2**31 - 1
+"""Largest size of anything: more is a damaged file, and torch could not even refuse it."""
 DTypeName = Literal["float32", "bfloat16", "float16"]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
@@ -106,8 +108,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "vocab_size",
             "max_position_embeddings",
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise ValueError(f"{name} must be in 1..{MAX_SIZE}, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"

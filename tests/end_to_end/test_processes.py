@@ -5,13 +5,15 @@ import re
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from server_process import Server, replay, serving
+from server_process import READY, Server, replay, serving
 
 pytestmark = pytest.mark.model
 
@@ -142,3 +144,30 @@ def test_sigterm_ends_running_streams_with_an_error() -> None:
             rest = "\n".join(lines)
         assert re.search(r'"error"', rest)
         assert server.wait_end(15) == 0
+
+
+def test_a_server_without_its_terminal_serves_on() -> None:
+    """Standard input closed, nohup, and at last nobody who reads standard error."""
+    command = [sys.executable, "-P", "-m", "cearx.core.cli", "serve", "--port", "0"]
+    process = subprocess.Popen(
+        ["sh", "-c", 'trap "" HUP; exec "$@" <&-', "sh", *command, "--trace", "off"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        found = next(filter(None, map(READY.search, process.stderr)))
+        process.stderr.close()
+        process.send_signal(signal.SIGHUP)
+        for name in ("field_that_is_logged", "another"):
+            answer = httpx.post(
+                f"{found['url']}/v1/completions",
+                json={"prompt": "a", "max_tokens": 2, name: 1},
+                timeout=60,
+            )
+            assert answer.status_code == 200, answer.text
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()

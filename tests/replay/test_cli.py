@@ -257,3 +257,20 @@ def test_nothing_is_executed_from_a_file() -> None:
         text = file.read_text()
         for word in ("eval(", "exec(", "pickle", "marshal", "__import__", "import_module"):
             assert word not in text, f"{file.name} has {word}"
+
+
+def test_a_named_pipe_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing waits for a writer that may never come."""
+    os.mkfifo(tmp_path / "pipe")
+    assert cli.main([str(tmp_path / "pipe")]) == 2
+    assert "not a regular file" in capsys.readouterr().out
+
+
+def test_output_that_nobody_takes_changes_no_verdict(path: Path) -> None:
+    """A full disk under standard output is not a divergence."""
+    command = [sys.executable, "-P", "-m", "cearx.core.cli", "replay", str(path)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")

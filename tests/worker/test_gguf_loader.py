@@ -168,7 +168,7 @@ def test_files_that_make_no_sense(tmp_path: Path) -> None:
     for changes, words in (
         ({"embedding_length": None}, "embedding_length must be an integer, got None"),
         ({"attention.head_count": [6, 6]}, "head_count must be an integer"),
-        ({"attention.head_count": 0}, "must be at least 1"),
+        ({"attention.head_count": 0}, "must be in 1..2147483647, got 0"),
         ({"attention.head_count_kv": 4}, "not a multiple of num_kv_heads 4"),
         ({"attention.layer_norm_rms_epsilon": None}, "epsilon must be a number"),
         ({"attention.layer_norm_rms_epsilon": [1, 2]}, "epsilon must be a number"),
