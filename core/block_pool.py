@@ -57,6 +57,23 @@ class BlockPool:
         """How many of these are held by nobody, so that sharing them uses up free blocks."""
         return sum(self._ref_counts[block] == 0 for block in block_ids)
 
+    def is_sole(self, block: BlockId) -> bool:
+        """Whether one holder only has it."""
+        return self._ref_counts[block] == 1
+
+    def num_sole(self, block_ids: Iterable[BlockId]) -> int:
+        """How many of these have one holder only, so that its release frees them."""
+        return sum(self._ref_counts[block] == 1 for block in block_ids)
+
+    def num_held_by_others(self, block_ids: Iterable[BlockId]) -> int:
+        """How many leading ones of a request's blocks somebody else holds as well."""
+        count = 0
+        for block in block_ids:
+            if self._ref_counts[block] == 1:
+                break
+            count += 1
+        return count
+
     def share(self, block_ids: Iterable[BlockId]) -> None:
         """One more holder for blocks that `find` returned."""
         for block in block_ids:
@@ -101,6 +118,13 @@ class BlockPool:
                     self._blank.append(block)
                 else:
                     self._cached[block] = None
+
+    def forget_contents(self) -> None:
+        """Nothing computed up to now is found again; who holds blocks keeps them."""
+        self._blank.extend(reversed(self._cached))
+        self._cached.clear()
+        self._by_hash.clear()
+        self._hashes = [None] * len(self._hashes)
 
     def snapshot(self) -> BlockPoolState:
         return BlockPoolState(
