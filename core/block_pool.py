@@ -9,7 +9,7 @@ blank. The cached ones are kept in order of release and reused from the oldest.
         └ evicted content is overwritten by its new holder
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -61,9 +61,10 @@ class BlockPool:
         """Whether one holder only has it."""
         return self._ref_counts[block] == 1
 
-    def num_sole(self, block_ids: Iterable[BlockId]) -> int:
-        """How many of these have one holder only, so that its release frees them."""
-        return sum(self._ref_counts[block] == 1 for block in block_ids)
+    def num_freed_by(self, tables: Iterable[Iterable[BlockId]]) -> int:
+        """How many blocks become free when all these holders let go."""
+        counts = Counter(block for table in tables for block in table)
+        return sum(self._ref_counts[block] == count for block, count in counts.items())
 
     def num_held_by_others(self, block_ids: Iterable[BlockId]) -> int:
         """How many leading ones of a request's blocks somebody else holds as well."""

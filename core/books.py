@@ -202,13 +202,11 @@ class Books:
         self.num_to_come -= count
         return block_ids
 
-    def num_coming(self) -> int:
-        """Blocks that become free with the steps in flight, whatever else is decided."""
-        finishing = [
-            request for request in self.running.values() if request.state is RequestState.FINISHING
-        ]
-        return self.fences.num_coming() + self.num_sole_blocks(finishing)
-
-    def num_sole_blocks(self, requests: Iterable[Request]) -> int:
-        """Blocks that nobody beside each of these holds."""
-        return sum(self.pool.num_sole(request.block_ids) for request in requests)
+    def num_coming(self, and_of: Iterable[Request] = ()) -> int:
+        """Blocks that become free with the steps in flight, and with these requests' release."""
+        tables: list[Iterable[BlockId]] = [fence.block_ids for fence in self.fences.all()]
+        for request in self.running.values():
+            if request.state is RequestState.FINISHING:
+                tables.append(request.block_ids)
+        tables += [request.block_ids for request in and_of]
+        return self.pool.num_freed_by(tables)

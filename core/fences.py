@@ -43,7 +43,3 @@ class Fences:
                 self._pool.release(fence.block_ids)
         self._fences = kept
         return True
-
-    def num_coming(self) -> int:
-        """Blocks that become free when all steps in flight are finished."""
-        return sum(self._pool.num_sole(fence.block_ids) for fence in self._fences)

@@ -122,8 +122,8 @@ class Planner:
         books = self._books
         while not books.pool.num_free:
             self._is_short_of_blocks = True
-            coming = books.num_coming() + books.num_sole_blocks(self._finishing)
-            if coming > len(self._waits):  # one for each that waits already
+            num_coming = books.num_coming(self._finishing)
+            if num_coming > len(self._waits):  # one for each that waits already
                 # Its block is on its way: whoever is preempted now would be so for nothing.
                 books.leave_batch(request, has_row=False)
                 self._wait(request, WaitReason.NO_BLOCKS)
@@ -168,10 +168,10 @@ class Planner:
             _, need, num_free = self._need(head)
             if not lacks_seat and need <= num_free:
                 return
-            coming = books.num_coming()
-            enough = num_free + coming + books.num_sole_blocks(r for r, _ in victims)
-            if need > enough or (not lacks_seat and need <= num_free + coming):
-                return
+            if need > num_free + books.num_coming(r for r, _ in victims):
+                return  # it would not be enough
+            if not lacks_seat and need <= num_free + books.num_coming():
+                return  # on their way
             worst = max(r.priority for r, _ in victims)
             least_urgent = [(r, n) for r, n in victims if r.priority == worst]
             victim = choose_victim(least_urgent, head.order, books.pool, self._config.block_size)

@@ -87,8 +87,8 @@ def build_generation(
     priority = request.priority or 0
     if priority and not engine.has_priorities:
         message = (
-            f"priority must be 0 unless the server runs with --scheduling-policy priority, "
-            f"got {priority}"
+            "priority is not supported unless the server runs with --scheduling-policy priority: "
+            f"it must be 0, got {priority}"
         )
         raise not_supported("priority", message)
     return Generation(

@@ -5,7 +5,7 @@ from functools import cache
 import msgspec
 import pytest
 from mutants import MUTATIONS, Mutation, mutant
-from random_run import PIPELINED, SMALL, URGENT, RandomRun
+from random_run import DEEP, PIPELINED, SMALL, URGENT, RandomRun
 from simulated_engine import RecordList
 
 from cearx.core.config import SchedulerConfig
@@ -22,9 +22,6 @@ LIMITED = msgspec.structs.replace(
     max_num_queued_reqs=4,
     request_timeout_us=700_000,
     max_overtakes=1,
-)
-DEEP = msgspec.structs.replace(
-    PIPELINED, pipeline_depth=3, admission="greedy", num_blocks=12, max_overtakes=0
 )
 CONFIGS = (PIPELINED, SMALL, URGENT, LIMITED, DEEP)
 

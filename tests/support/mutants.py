@@ -125,14 +125,14 @@ MUTATIONS = [
     Mutation(
         "preempts_for_nothing",
         "planner",
-        "            if coming > len(self._waits):",
-        "            if coming > len(self._waits) + 1:",
+        "            if num_coming > len(self._waits):",
+        "            if num_coming > len(self._waits) + 1:",
     ),
     Mutation(
         "waits_for_too_little",
         "planner",
-        "            if coming > len(self._waits):",
-        "            if coming >= len(self._waits) > 0:",
+        "            if num_coming > len(self._waits):",
+        "            if num_coming >= len(self._waits) > 0:",
     ),
     Mutation(
         "admits_after_a_preemption",
@@ -230,12 +230,6 @@ MUTATIONS = [
         breaks_invariant=False,
     ),
     Mutation(
-        "stale_kv_counts",
-        "settling",
-        "    if request.admitted_step is not None and step_id >= request.admitted_step:\n",
-        "    if request.admitted_step is not None:\n",
-    ),
-    Mutation(
         "a_preempted_token_is_lost",
         "settling",
         "            request.num_tokens += not has_failed\n",
@@ -252,6 +246,7 @@ MUTATIONS = [
         "planner",
         "        if request.num_pending:\n            return WaitReason.IN_FLIGHT\n",
         "",
+        breaks_invariant=False,
     ),
     Mutation(
         "overtakes_without_end",
@@ -275,7 +270,7 @@ MUTATIONS = [
         "deadline_passes_by",
         "scheduler",
         "deadline_us <= now_us:",
-        "deadline_us < now_us - 300_000:",
+        "deadline_us < now_us:",
     ),
     Mutation(
         "queue_has_no_end",

@@ -36,6 +36,10 @@ URGENT = msgspec.structs.replace(
     PIPELINED, scheduling_policy="priority", admission="greedy", max_overtakes=1, num_blocks=20
 )
 """Priorities, and no policy but whether a prompt fits."""
+DEEP = msgspec.structs.replace(
+    PIPELINED, pipeline_depth=3, admission="greedy", num_blocks=16, max_overtakes=0
+)
+"""Three steps in flight and hardly any blocks."""
 
 
 def random_config(random: Random) -> SchedulerConfig:

@@ -257,7 +257,8 @@ class DecisionChecker:
             request = self.live[request_id]
             assert request.is_running, f"{request_id} does not run and is preempted"
             assert not request.is_finishing, f"{request_id} is about to end and is preempted"
-            others = {b for table in self.tables() if table is not request.block_ids for b in table}
+            staying = [r for r in self.live.values() if r is not request and not r.is_finishing]
+            others = {block for other in staying for block in other.block_ids}
             self.last_victim_blocks = len(set(request.block_ids) - others)
             assert self.last_victim_blocks, f"preempting {request_id} frees nothing"
             request.lost = max(request.lost, request.scheduled)
