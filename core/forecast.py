@@ -42,8 +42,7 @@ def first_overflow(
         held += growth.num_held
         freed -= growth.num_blocks
         num_growing += 1
-        next_ends = last_ends[index + 1].num_steps if index + 1 < len(last_ends) else 0
-        if next_ends == growth.num_steps:
+        if index + 1 < len(last_ends) and last_ends[index + 1].num_steps == growth.num_steps:
             continue
         # ceil((tokens - 1 + steps) / block_size), summed over everyone by residue.
         turns, rest = divmod(growth.num_steps, block_size)

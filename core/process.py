@@ -1,17 +1,17 @@
 """The core process: owns the sockets and the clock, makes no decisions (`engine.py` does).
 
 Started by the supervisor as `python -m cearx.core`. One thread, one loop: wait for messages, take
-them in, plan when nothing is in flight, send.
+them in, plan as many steps ahead as there may be, send.
 """
 
 import signal
 import time
-from functools import partial
 from pathlib import Path
 
 import structlog
 import zmq
 
+from cearx.core.admission import find_policy
 from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
 from cearx.core.config import CoreLaunch, SchedulerConfig, scheduler_config
 from cearx.core.engine import Engine, EventLog, MessageRejected, NullLog, ended_output
@@ -172,6 +172,11 @@ def main() -> int:
     spec = read_launch(CoreLaunch)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     supervisor = SupervisorLink(context, spec, "core")
+    try:
+        find_policy(spec.config.admission)  # before anybody waits for a model to load
+    except ValueError as error:
+        supervisor.failed(str(error))
+        return 2
     process = CoreProcess(spec, context)
     supervisor.progress("waiting for the worker")
     worker = process.wait_for_worker()
@@ -184,8 +189,6 @@ def main() -> int:
             num_blocks=worker.num_blocks,
             max_model_len=worker.max_model_len,
         )
-        engine_of = partial(Engine, config, spec.hash_secret)
-        engine_of(NullLog())  # what cannot be is told before a trace is begun
         trace = _open_trace(spec, config)
     except (StartupError, ValueError) as error:
         supervisor.failed(str(error))
@@ -201,7 +204,7 @@ def main() -> int:
         has_priorities=config.scheduling_policy == "priority",
     )
     try:
-        process.run(engine_of(event_log), ready)
+        process.run(Engine(config, spec.hash_secret, event_log), ready)
     except BaseException:
         event_log.flush()  # what led here is in the log, which has no orderly end
         raise
