@@ -62,9 +62,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     target_itl_us: int = 0
     """Length in microseconds that prefill chunks may bring a step with decodes to; 0: no limit."""
     max_num_queued_reqs: int = 0
-    """Requests that may wait; more are refused; 0 is no limit."""
+    """Requests that may wait beside those for whom a seat is free; 0 is no limit."""
     max_num_queued_tokens: int = 0
-    """Prompt tokens of the requests that may wait; 0 is no limit."""
+    """Known tokens of all that may wait when no seat is free; 0 is no limit."""
     request_timeout_us: int = 0
     """Time from a request's arrival to its deadline; 0 is none."""
 

@@ -171,6 +171,8 @@ class Scheduler:
         length = event.num_prompt_tokens + event.max_tokens
         pool_tokens = config.num_blocks * config.block_size
         most_tokens = config.max_num_queued_tokens
+        # Whoever finds a free seat does not queue: it only waits for the next plan.
+        num_queued = len(waiting) - (config.max_num_seqs - len(self.books.running))
         if event.num_prompt_tokens < 1:
             reason, need, limit = RefusalReason.EMPTY_PROMPT, event.num_prompt_tokens, 1
         elif event.max_tokens < 1:
@@ -180,10 +182,10 @@ class Scheduler:
         elif length - 1 > pool_tokens:
             # The last token's KV is never written, so it needs no place.
             reason, need, limit = RefusalReason.POOL_TOO_SMALL, length - 1, pool_tokens
-        elif 0 < config.max_num_queued_reqs <= len(waiting):
-            reason, need = RefusalReason.QUEUE_FULL, len(waiting) + 1
+        elif 0 < config.max_num_queued_reqs <= num_queued:
+            reason, need = RefusalReason.QUEUE_FULL, num_queued + 1
             limit = config.max_num_queued_reqs
-        elif waiting and 0 < most_tokens < waiting.num_tokens + event.num_prompt_tokens:
+        elif num_queued > 0 and 0 < most_tokens < waiting.num_tokens + event.num_prompt_tokens:
             # Alone in the queue it is let in whatever its length, or it could never come in.
             need = waiting.num_tokens + event.num_prompt_tokens
             reason, limit = RefusalReason.QUEUE_TOKENS, most_tokens

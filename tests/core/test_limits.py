@@ -41,12 +41,22 @@ def test_a_full_queue_refuses() -> None:
     assert len(refusals(simulated)) == 1
 
 
+def test_a_burst_that_finds_seats_does_not_queue() -> None:
+    """All come before the next plan: as many as there are seats, and then the limit."""
+    simulated = engine(max_num_seqs=4, max_num_queued_reqs=2)
+    for _ in range(8):
+        simulated.arrive([1], 3)
+    assert refusals(simulated) == [(RefusalReason.QUEUE_FULL, 3, 2)] * 2
+    simulated.drain()
+
+
 def test_a_queue_is_bounded_in_tokens() -> None:
     """Prompts are counted together; one alone may wait whatever its length."""
-    simulated = engine(max_num_queued_tokens=30)
-    simulated.arrive([1] * 40, 3)
+    simulated = engine(max_num_queued_tokens=30, max_num_seqs=1)
     simulated.arrive([1] * 3, 3)
-    assert refusals(simulated) == [(RefusalReason.QUEUE_TOKENS, 43, 30)]
+    simulated.arrive([1] * 40, 3)
+    simulated.arrive([1], 3)
+    assert refusals(simulated) == [(RefusalReason.QUEUE_TOKENS, 44, 30)]
     simulated.drain()
     for _ in range(3):
         simulated.arrive([1] * 10, 3)

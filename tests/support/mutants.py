@@ -275,8 +275,8 @@ MUTATIONS = [
     Mutation(
         "queue_has_no_end",
         "scheduler",
-        "        elif 0 < config.max_num_queued_reqs <= len(waiting):",
-        "        elif 0 < config.max_num_queued_reqs < len(waiting):",
+        "        elif 0 < config.max_num_queued_reqs <= num_queued:",
+        "        elif 0 < config.max_num_queued_reqs < num_queued:",
     ),
     Mutation(
         "no_cap_on_a_prompt",

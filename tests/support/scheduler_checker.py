@@ -148,8 +148,9 @@ class DecisionChecker:
         pool_tokens = config.num_blocks * config.block_size
         queue = self.waiting()
         queued = sum(request.promised for request in queue)
-        too_many = 0 < config.max_num_queued_reqs <= len(queue)
-        too_long = bool(queue) and 0 < config.max_num_queued_tokens < queued + prompt
+        beyond = len(queue) + len(self.running()) - config.max_num_seqs
+        too_many = 0 < config.max_num_queued_reqs <= beyond
+        too_long = beyond > 0 and 0 < config.max_num_queued_tokens < queued + prompt
         refusals = [
             (prompt < 1, RefusalReason.EMPTY_PROMPT, prompt, 1),
             (event.max_tokens < 1, RefusalReason.NO_OUTPUT, event.max_tokens, 1),
@@ -160,7 +161,7 @@ class DecisionChecker:
                 config.max_model_len,
             ),
             (longest - 1 > pool_tokens, RefusalReason.POOL_TOO_SMALL, longest - 1, pool_tokens),
-            (too_many, RefusalReason.QUEUE_FULL, len(queue) + 1, config.max_num_queued_reqs),
+            (too_many, RefusalReason.QUEUE_FULL, beyond + 1, config.max_num_queued_reqs),
             (too_long, RefusalReason.QUEUE_TOKENS, queued + prompt, config.max_num_queued_tokens),
         ]
         for applies, reason, need, limit in refusals:
