@@ -1,7 +1,7 @@
 """Admission policies: the forecast against a step-by-step count, and what each policy brings."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_times import Burst, run_burst
 
@@ -21,6 +21,7 @@ growth_lists = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(growth_lists, st.integers(1, 9), st.integers(0, 12), st.integers(0, 90))
 def test_forecast_counts_blocks_step_by_step(
     lengths: list[tuple[int, int, int]], block_size: int, elsewhere: int, limit: int
@@ -93,6 +94,7 @@ def test_an_unknown_policy_is_refused_with_the_names() -> None:
         find_policy("greed")
 
 
+@settings(deadline=None)
 @given(st.integers(1, 2**30))
 def test_buckets_hold_their_lengths(length: int) -> None:
     """Every length is in one bucket, at most an eighth below its upper bound."""
