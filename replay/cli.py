@@ -1,8 +1,8 @@
 """`cearx replay`: one verb a question about a trace log.
 
 Owns the verbs, their options and the exit codes: 0 fine, 1 the scheduler decides otherwise or a
-check fails, 2 the file is damaged or cannot be read (and wrong usage), 3 another version of the
-format or schema wrote it, 4 a simulation is too far from what was measured.
+check fails, 2 the file is damaged, cannot be read or lacks records that the verb needs (and wrong
+usage), 3 another version of the format or schema wrote it, 4 a simulation is too far from what was measured.
 """
 
 import contextlib
@@ -37,10 +37,11 @@ from cearx.replay.step_time import NotEnoughNotes
 from cearx.replay.terminal import console, printable
 from cearx.replay.timeline import Timeline
 from cearx.replay.trace import Trace
-from cearx.replay.verdict import print_end
+from cearx.replay.verdict import print_end, print_missing
 from cearx.replay.verdict import verify as print_verdict
 from cearx.replay.what_if import Arrivals, print_what_if
 from cearx.replay.what_if import what_if as compute_what_if
+from cearx.replay.whole_run import NotWhole
 from cearx.replay.why import UnknownRequest, explain
 from cearx.replay.why_text import print_why
 
@@ -74,6 +75,9 @@ def reading(path: Path) -> Iterator[Trace]:
     except TraceIncompatible as error:
         print(f"INCOMPATIBLE {_where(error, path)}: {printable(str(error))}")
         raise typer.Exit(INCOMPATIBLE) from None
+    except NotWhole as error:
+        print(f"REFUSED {_where(error, path)}: this needs the whole run, and {error}")
+        raise typer.Exit(DAMAGED) from None
 
 
 def _where(error: Exception, path: Path) -> str:
@@ -110,6 +114,7 @@ def stats(
         print(msgspec.json.encode(computed, order="sorted").decode())
     else:
         stats_verb.print_stats(computed, console(), limit)
+        print_missing(opened)
 
 
 @app.command()
@@ -128,6 +133,7 @@ def why(
         print(msgspec.json.encode(spans, order="sorted").decode())
     else:
         print_why(RequestId(request), spans, console())
+        print_missing(opened)
 
 
 @app.command()

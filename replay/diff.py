@@ -28,6 +28,7 @@ from cearx.replay.figures import RequestFigures, RunFigures, request_figures, ru
 from cearx.replay.timeline import Timeline
 from cearx.replay.trace import Trace
 from cearx.replay.verify import describe, differences
+from cearx.replay.whole_run import NotWhole, whole_records
 
 
 class FirstDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,12 +104,12 @@ class _Side:
         """
         try:
             yield from self._values()
-        except (TraceDamaged, TraceIncompatible) as error:
+        except (TraceDamaged, TraceIncompatible, NotWhole) as error:
             error.add_note(str(self._path))
             raise
 
     def _values(self) -> Iterator[Decision | RequestArrived]:
-        for record in self._trace.records():
+        for record in whole_records(self._trace):
             value = record.value
             self.timeline.feed(value)
             if isinstance(value, RequestArrived):
@@ -157,7 +158,7 @@ class _Side:
 
 
 def compare(first_log: tuple[Path, Trace], second_log: tuple[Path, Trace]) -> Comparison:
-    """Reads both logs to their ends."""
+    """Reads both logs to their ends; raises NotWhole and what reading them raises."""
     sides = _Side(*first_log), _Side(*second_log)
     first = None
     for a, b in itertools.zip_longest(*sides):

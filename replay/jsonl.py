@@ -14,6 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from cearx.core.trace_format import (
+    RecordType,
     SegmentHeader,
     encode_frame,
     encode_header,
@@ -31,22 +32,41 @@ class JsonlError(Exception):
 
 
 def export(trace: Trace) -> Iterator[str]:
-    """One line a record, the segment's header first."""
-    yield _line(SEGMENT, trace.segment, None)
+    """One line a record, each segment's header first."""
+    segment, counts = trace.segment.segment, _no_records()
+    yield from _start(trace, segment)
     seq = trace.segment.first_seq
-    yield _line(type(trace.header).__name__, trace.header, seq)
-    counts = dict.fromkeys(("num_events", "num_decisions", "num_notes"), 0)
     for record in trace.records():
+        if record.segment != segment:
+            segment, counts = record.segment, _no_records()
+            yield from _start(trace, segment)
         seq = record.seq
-        counts[_count_of(type(record.value))] += 1
+        kind = _count_of(type(record.value))
+        if kind is not None:
+            counts[kind] += 1
         yield _line(type(record.value).__name__, record.value, seq)
     if trace.ended:
         yield _line(TraceEnd.__name__, TraceEnd(**counts), seq + 1)
 
 
-def _count_of(record: type) -> str:
+def _start(trace: Trace, segment: int) -> Iterator[str]:
+    start = trace.start_of(segment)
+    yield _line(SEGMENT, start.header, None)
+    yield _line(type(start.trace_header).__name__, start.trace_header, start.header.first_seq)
+
+
+def _no_records() -> dict[str, int]:
+    return dict.fromkeys(("num_events", "num_decisions", "num_notes"), 0)
+
+
+def _count_of(record: type) -> str | None:
+    """Where the end of a segment counts a record."""
     number = RECORD_TYPES[record]
-    return "num_events" if number < 16 else "num_decisions" if number < 32 else "num_notes"
+    if number < RecordType.STEP_PLAN:
+        return "num_events"
+    if number < RecordType.HEADER:
+        return "num_decisions"
+    return "num_notes" if number == RecordType.NOTE else None
 
 
 def _line(name: str, value: msgspec.Struct, seq: int | None) -> str:
@@ -86,6 +106,8 @@ def rebuild(lines: Iterable[str]) -> Iterator[bytes]:
                 salted = salt_crc(header.salt)
                 yield encode_header(header)
                 continue
+            if name == SEGMENT:
+                raise ValueError("a second segment, and a file holds one")
             if name not in _NAMES or not isinstance(seq, int):
                 raise ValueError(f"{name!r} number {seq!r} is no record")
             record: Record = _struct(_NAMES[name], fields)

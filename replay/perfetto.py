@@ -93,7 +93,7 @@ def slots_of(timeline: Timeline) -> dict[RequestId, list[int]]:
             events.append((admitted.step, 1, line.request_id))
             if stay < len(line.preemptions):
                 events.append((line.preemptions[stay], 0, line.request_id))
-            elif line.ended is not None:
+            elif line.ended is not None or line.lost:
                 events.append((_leaves(line), 0, line.request_id))
     events.sort()
     free: list[int] = []

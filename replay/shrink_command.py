@@ -17,6 +17,7 @@ from cearx.replay.shrink import NotReproduced, renumbered, shrink
 from cearx.replay.shrink_output import write_case
 from cearx.replay.terminal import printable
 from cearx.replay.trace import Trace
+from cearx.replay.whole_run import whole_records
 
 Keep = Literal["any", "invariant", "crash", "stall", "divergence"]
 
@@ -32,8 +33,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_shrink(trace: Trace, request: Request, make: MakeScheduler = running_scheduler) -> None:
-    """Raises NotReproduced, OSError, TraceError and what reading the trace raises."""
-    script = script_of(trace.header.config, trace.records())
+    """Raises NotReproduced, NotWhole, OSError, TraceError and what reading the trace raises."""
+    script = script_of(trace.header.config, whole_records(trace))
     watch = _watch(request)
     failure = first_failure(make, script, watch)
     if failure is None:

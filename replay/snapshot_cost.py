@@ -12,7 +12,7 @@ FREE_BYTES = 1024 * 1024
 """A snapshot below this cannot reach the limit, whatever it holds."""
 _COPIES = 2
 """Of the bytes, while they are decoded."""
-_ARRAY_BYTES = 256
+_ARRAY_BYTES = 352
 """An array: a struct with its empty lists, or a list that is copied to a tuple."""
 _ITEM_BYTES = 12
 _NUMBER_BYTES = 32

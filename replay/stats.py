@@ -34,7 +34,7 @@ def compute(trace: Trace, sort: str = "arrival") -> Stats:
     requests.sort(key=SORT_KEYS[sort])
     return Stats(
         run=run,
-        log_bytes_per_step=trace.num_bytes // max(run.num_steps, 1),
+        log_bytes_per_step=trace.num_bytes_in_all // max(run.num_steps, 1),
         requests=requests,
     )
 

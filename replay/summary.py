@@ -18,7 +18,8 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import RequestId
-from cearx.core.trace_records import StepNote
+from cearx.core.scheduler import SchedulerState
+from cearx.core.trace_records import StepNote, TraceGap, TraceSnapshot
 from cearx.replay.trace import TraceRecord
 
 
@@ -52,6 +53,8 @@ class Summary(msgspec.Struct, kw_only=True):
     _admitted: set[RequestId] = msgspec.field(default_factory=set)
     _in_flight: deque[StepPlan] = msgspec.field(default_factory=deque)
     _first_us: int | None = None
+    _knows_state: bool = False
+    """Whether an event was taken in since the start or a gap."""
 
     @property
     def num_live(self) -> int:
@@ -59,17 +62,19 @@ class Summary(msgspec.Struct, kw_only=True):
         return len(self._prompts)
 
     def feed(self, record: TraceRecord) -> None:
-        """Takes the next record."""
+        """Takes the next record; a snapshot only when a verifier has accepted it."""
         value = record.value
         if isinstance(value, StepPlan):
             self._take_plan(value)
         elif isinstance(value, StepFinished):
             self._finish_step(value)
         elif isinstance(value, ClockAdvanced):
+            self._knows_state = True  # every turn of the core has one
             if self._first_us is None:
                 self._first_us = value.now_us
             self.duration_us = value.now_us - self._first_us
         elif isinstance(value, RequestArrived):
+            self._knows_state = True
             self.num_requests += 1
             self.num_prompt_tokens += value.num_prompt_tokens
             self._prompts[value.request_id] = value.num_prompt_tokens
@@ -80,10 +85,23 @@ class Summary(msgspec.Struct, kw_only=True):
             self.ended[value.reason] += 1
             self._prompts.pop(value.request_id, None)
             self._admitted.discard(value.request_id)
+        elif isinstance(value, TraceSnapshot):
+            if not self._knows_state:
+                self._carry_over(value)
+        elif isinstance(value, TraceGap):
+            self._knows_state = False
         elif isinstance(value, StepNote):
             self.num_notes += 1
             self.execute_us += value.execute_us
             self.schedule_us += value.schedule_us
+
+    def _carry_over(self, snapshot: TraceSnapshot) -> None:
+        """Those who are there where a log begins within its run, or goes on behind a gap."""
+        state = msgspec.msgpack.decode(snapshot.state, type=SchedulerState)
+        self._prompts = {r.request_id: r.num_prompt_tokens for r in state.requests}
+        self._admitted = set(state.running)
+        self._in_flight = deque(step.plan for step in state.in_flight)
+        self._knows_state = True
 
     def _take_plan(self, plan: StepPlan) -> None:
         self._in_flight.append(plan)

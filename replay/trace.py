@@ -6,6 +6,7 @@ time, never the whole log. Never executes anything that a file names. Called by 
 `verify.py` and tests.
 """
 
+import contextlib
 import mmap
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -81,6 +82,10 @@ class Trace:
         return cls(map_files(find(path)))
 
     @property
+    def num_bytes_in_all(self) -> int:
+        return sum(len(segment.data) for segment in self._segments)
+
+    @property
     def num_segments(self) -> int:
         return len(self._segments)
 
@@ -126,6 +131,15 @@ class Trace:
                     f"records {gap.first_lost} to {gap.end_lost - 1} are lost ({gap.reason.name});"
                     " what follows begins from the snapshot behind them"
                 )
+
+    def start_of(self, number: int) -> SegmentStart:
+        """How the segment of that number begins, which a record was read from."""
+        for index in range(len(self._segments)):
+            with contextlib.suppress(CutShort):
+                start = self._start(index)
+                if start.header.segment == number:
+                    return start
+        raise AssertionError(f"no record is of segment {number}")
 
     def _start(self, index: int) -> SegmentStart:
         segment = self._segments[index]

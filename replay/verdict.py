@@ -18,10 +18,10 @@ def verify(path: Path, trace: Trace) -> bool:
     verifier = Verifier(fresh_scheduler(trace.header.config))
     summary = Summary()
     for record in trace.records():
-        summary.feed(record)
         difference = verifier.feed(record)
         if difference is not None:
             break
+        summary.feed(record)
     else:
         difference = verifier.finish(trace.ended)
     if difference is not None:
@@ -34,10 +34,15 @@ def verify(path: Path, trace: Trace) -> bool:
     return True
 
 
-def print_end(trace: Trace) -> None:
-    """What is not in the file, if that is worth a note; call behind the last record."""
+def print_missing(trace: Trace) -> None:
+    """Which records are not there; call behind the last one."""
     for note in trace.notes():
         print(f"note: {note}")
+
+
+def print_end(trace: Trace) -> None:
+    """What is not in the file, if that is worth a note; call behind the last record."""
+    print_missing(trace)
     if trace.torn_at is not None:
         torn = trace.num_bytes - trace.torn_at
         print(f"note: the last record is not whole ({torn} bytes from offset {trace.torn_at})")

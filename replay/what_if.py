@@ -23,6 +23,7 @@ from cearx.replay.terminal import duration, table
 from cearx.replay.timeline import Timeline
 from cearx.replay.trace import Trace
 from cearx.replay.verify import fresh_scheduler
+from cearx.replay.whole_run import whole_records
 
 Arrivals = Literal["open", "closed"]
 
@@ -75,9 +76,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_of(trace: Trace) -> tuple[Timeline, Load]:
-    """One pass over the trace."""
+    """One pass over the trace; raises NotWhole."""
     recorder = Recorder(trace.header.config)
-    for record in trace.records():
+    for record in whole_records(trace):
         recorder.feed(record.value)
     requests = recorder.requests()
     timeline = recorder.timeline

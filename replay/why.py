@@ -20,6 +20,7 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import RequestId, StepId
+from cearx.core.trace_records import TraceGap
 from cearx.replay.ledger import Ledger
 from cearx.replay.timeline import queue_head
 from cearx.replay.trace import TraceRecord
@@ -32,7 +33,8 @@ class Span(msgspec.Struct, kw_only=True):
     """Steps in a row in which the same thing happened."""
 
     what: str
-    """`waits`, `prefill`, `decode`, or an event: `arrived`, `admitted`, `preempted`, `ended`."""
+    """`waits`, `prefill`, `decode`, or an event: `arrived`, `admitted`, `preempted`, `ended`;
+    where the log does not hold it all: `carried over`, `gap`, `lost`."""
     reason: str = ""
     """Of a wait: the code, or BEHIND with the head of the queue and its code."""
     first_step: StepId | None
@@ -80,8 +82,15 @@ class _Story:
         """The span of each step in flight that samples for it."""
 
     def feed(self, value: object) -> None:
+        begins = self._ledger.begins_with(value)
         self._ledger.apply(value)
-        if isinstance(value, ClockAdvanced):
+        if isinstance(value, TraceGap):
+            self._sampling.clear()
+            if self._is_there:
+                self._add("gap", f"records are lost: {value.reason.name}")
+        elif begins:
+            self._begin()
+        elif isinstance(value, ClockAdvanced):
             if self.spans and self.spans[-1].what in ("waits", "prefill", "decode"):
                 self.spans[-1].to_us = value.now_us
         elif isinstance(value, StepPlan):
@@ -93,6 +102,21 @@ class _Story:
                 span.num_sampled += 1
         elif getattr(value, "request_id", None) == self._request_id:
             self._event(value)
+
+    @property
+    def _is_there(self) -> bool:
+        return self._request_id in self._ledger.live
+
+    def _begin(self) -> None:
+        """Where the log begins within the run, or goes on behind a gap."""
+        request = self._ledger.live.get(self._request_id)
+        if request is not None:
+            what = "runs" if request.is_running else "waits"
+            text = f"{what}, {request.num_prompt_tokens} prompt tokens,"
+            text += f" {request.num_outputs} of max_tokens {request.max_tokens} out"
+            self._add("carried over", text)
+        elif self.spans and self.spans[-1].what == "gap":
+            self._add("lost", "it ended where records are missing")
 
     def _failed(self, event: StepFinished) -> bool:
         return any(

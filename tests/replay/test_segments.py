@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from random_run import SMALL
 from trace_samples import BOOT_ID, SegmentedRun, write_segments
 
-from cearx.core.scheduler import Scheduler
+from cearx.core.scheduler import Scheduler, SchedulerState
 from cearx.core.trace_format import (
     HEADER_BYTES,
     MAX_SNAPSHOT_BYTES,
@@ -232,7 +232,7 @@ def test_a_snapshot_is_compared(written: list[Path]) -> None:
         if not isinstance(record, TraceSnapshot):
             return None
         scheduler = Scheduler.restore(SMALL, record.state)
-        scheduler.now_us += 1
+        scheduler.books.now_us += 1
         return TraceSnapshot(state=scheduler.snapshot())
 
     difference = verdict(files[0], rebuilt(files[1], later))
@@ -376,19 +376,35 @@ def test_another_configuration_is_damage(written: list[Path]) -> None:
         read(files[0], rebuilt(files[1], other))
 
 
+REQUEST = msgspec.msgpack.encode([1, 0, 1, 1, False, 0, [], 1])
+"""All fields that have no default, at their shortest."""
+
+
+def many(element: bytes, size: int) -> bytes:
+    """An array of about `size` bytes."""
+    count = size // len(element)
+    return b"\xdd" + count.to_bytes(4, "big") + element * count
+
+
+def state_with(**parts: bytes) -> bytes:
+    """A fresh scheduler's state with other bytes for some of its fields."""
+    state = msgspec.msgpack.decode(Scheduler(SMALL).snapshot(), type=SchedulerState)
+    assert parts.keys() <= set(state.__struct_fields__)
+    fields = [
+        msgspec.Raw(parts[name]) if name in parts else getattr(state, name)
+        for name in state.__struct_fields__
+    ]
+    return msgspec.msgpack.encode(fields)
+
+
 def hostile_states() -> dict[str, bytes]:
     """16 MiB each that would be hundreds of MiB as objects."""
     size = MAX_SNAPSHOT_BYTES - 64
-    request = msgspec.msgpack.encode([1, 1, 1, [], 1])
-    pool = msgspec.msgpack.encode([[], [], [], []])
-    head = b"\x97\x01\x01\xc0"
-    requests = (
-        b"\xdd" + (size // len(request)).to_bytes(4, "big") + request * (size // len(request))
-    )
-    numbers = b"\xdd" + (size // 3).to_bytes(4, "big") + b"\xcd\x7f\xff" * (size // 3)
+    size -= 2000
+    pool = b"\x94" + many(b"\xcd\x7f\xff", size) + b"\x90\x90\x90"
     return {
-        "requests": head + requests + b"\x90\x90" + pool,
-        "numbers": head + b"\x90\x90\x90\x94" + numbers + b"\x90\x90\x90",
+        "requests": state_with(requests=many(REQUEST, size)),
+        "numbers": state_with(pool=pool),
         "nothing": b"\xdd\xff\xff\xff\xff" + b"\xc0" * size,
         "arrays": b"\x91" * size,
         "text": b"\xdb\xff\xff\xff\xff" + bytes(size),
@@ -417,10 +433,11 @@ def test_states_of_real_pools_are_not_refused() -> None:
     """A pool of 100,000 cached blocks has a snapshot of megabytes and may be read."""
     config = msgspec.structs.replace(SMALL, num_blocks=100_000)
     scheduler = Scheduler(config)
-    blocks = scheduler.pool.take(90_000)
+    pool = scheduler.books.pool
+    blocks = pool.take(90_000)
     for block in blocks:
-        scheduler.pool.publish(block, os.urandom(16))  # type: ignore[arg-type]
-    scheduler.pool.release(blocks)
+        pool.publish(block, os.urandom(16))  # type: ignore[arg-type]
+    pool.release(blocks)
     state = scheduler.snapshot()
     assert len(state) > FREE_BYTES
     require_bounded(state)
@@ -429,11 +446,8 @@ def test_states_of_real_pools_are_not_refused() -> None:
 
 def test_small_states_cannot_reach_the_limit() -> None:
     """What is not looked at stays below it even as the costliest objects."""
-    request = msgspec.msgpack.encode([1, 1, 1, [], 1])
-    count = FREE_BYTES // len(request) - 10
-    body = b"\x97\x01\x01\xc0\xdd" + count.to_bytes(4, "big") + request * count + b"\x90\x90"
-    state = body + msgspec.msgpack.encode([[], [], [], []])
-    assert len(state) < FREE_BYTES
+    state = state_with(requests=many(REQUEST, FREE_BYTES - 2000))
+    assert FREE_BYTES - 2100 < len(state) < FREE_BYTES
     tracemalloc.start()
     restored_scheduler(SMALL, TraceSnapshot(state=state))
     peak = tracemalloc.get_traced_memory()[1]
