@@ -2,7 +2,8 @@
 
 Owns the verbs, their options and the exit codes: 0 fine, 1 the scheduler decides otherwise or a
 check fails, 2 the file is damaged, cannot be read or lacks records that the verb needs (and wrong
-usage), 3 another version of the format or schema wrote it, 4 a simulation is too far from what was measured.
+usage), 3 another version of the format or schema wrote it, 4 a simulation is too far from what was
+measured.
 """
 
 import contextlib

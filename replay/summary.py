@@ -19,7 +19,7 @@ from cearx.core.events import (
 )
 from cearx.core.identifiers import RequestId
 from cearx.core.scheduler import SchedulerState
-from cearx.core.trace_records import StepNote, TraceGap, TraceSnapshot
+from cearx.core.trace_records import StepNote, TraceSnapshot
 from cearx.replay.trace import TraceRecord
 
 
@@ -53,8 +53,6 @@ class Summary(msgspec.Struct, kw_only=True):
     _admitted: set[RequestId] = msgspec.field(default_factory=set)
     _in_flight: deque[StepPlan] = msgspec.field(default_factory=deque)
     _first_us: int | None = None
-    _knows_state: bool = False
-    """Whether an event was taken in since the start or a gap."""
 
     @property
     def num_live(self) -> int:
@@ -69,12 +67,10 @@ class Summary(msgspec.Struct, kw_only=True):
         elif isinstance(value, StepFinished):
             self._finish_step(value)
         elif isinstance(value, ClockAdvanced):
-            self._knows_state = True  # every turn of the core has one
             if self._first_us is None:
                 self._first_us = value.now_us
             self.duration_us = value.now_us - self._first_us
         elif isinstance(value, RequestArrived):
-            self._knows_state = True
             self.num_requests += 1
             self.num_prompt_tokens += value.num_prompt_tokens
             self._prompts[value.request_id] = value.num_prompt_tokens
@@ -86,22 +82,18 @@ class Summary(msgspec.Struct, kw_only=True):
             self._prompts.pop(value.request_id, None)
             self._admitted.discard(value.request_id)
         elif isinstance(value, TraceSnapshot):
-            if not self._knows_state:
-                self._carry_over(value)
-        elif isinstance(value, TraceGap):
-            self._knows_state = False
+            self._carry_over(value)
         elif isinstance(value, StepNote):
             self.num_notes += 1
             self.execute_us += value.execute_us
             self.schedule_us += value.schedule_us
 
     def _carry_over(self, snapshot: TraceSnapshot) -> None:
-        """Those who are there where a log begins within its run, or goes on behind a gap."""
+        """Who is there: news only where a log begins within its run, or goes on behind a gap."""
         state = msgspec.msgpack.decode(snapshot.state, type=SchedulerState)
         self._prompts = {r.request_id: r.num_prompt_tokens for r in state.requests}
         self._admitted = set(state.running)
         self._in_flight = deque(step.plan for step in state.in_flight)
-        self._knows_state = True
 
     def _take_plan(self, plan: StepPlan) -> None:
         self._in_flight.append(plan)
