@@ -7,7 +7,6 @@ measured.
 """
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from cearx.replay.jsonl import JsonlError, rebuild
 from cearx.replay.jsonl import export as export_jsonl
 from cearx.replay.other_tree import OtherTree, OtherTreeError
 from cearx.replay.overrides import with_overrides
+from cearx.replay.patient_output import patient_output
 from cearx.replay.perfetto import document as perfetto_document
 from cearx.replay.report import report as report_page
 from cearx.replay.shrink import NotReproduced
@@ -326,21 +326,12 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command with the arguments behind `cearx replay`; answers the exit code."""
-    code = _run(argv)
-    try:
-        sys.stdout.flush()
-    except OSError:  # nobody takes it: the exit code says the same, and 1 would mean a divergence
-        with open(os.devnull, "w") as null:
-            os.dup2(null.fileno(), sys.stdout.fileno())
-    return code
-
-
-def _run(argv: Sequence[str]) -> int:
     arguments = list(argv)
     if arguments and arguments[0] not in VERBS and not arguments[0].startswith("-"):
         arguments.insert(0, "verify")
     try:
-        app(args=arguments, prog_name="cearx replay")
+        with patient_output():
+            app(args=arguments, prog_name="cearx replay")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else SAME
     except OSError as error:
