@@ -1,108 +1,168 @@
-"""`cearx replay TRACE`: verifies a trace log and prints a short summary.
+"""`cearx replay`: one verb a question about a trace log.
 
-Owns the words and the exit codes: 0 the scheduler decides as the log says, 1 it does not, 2 the
-file is damaged or cannot be read, 3 another version of the format or schema wrote it.
+Owns the verbs, their options and the exit codes: 0 fine, 1 the scheduler decides otherwise or a
+check fails, 2 the file is damaged or cannot be read (and wrong usage), 3 another version of the
+format or schema wrote it.
 """
 
-import argparse
-import os
-import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
-from cearx.core.scheduler_source import code_version, scheduler_sha256
+import msgspec
+import typer
+
+from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_format import TraceDamaged, TraceIncompatible
-from cearx.core.trace_records import TraceHeader
-from cearx.replay.summary import Summary
+from cearx.replay import stats as stats_verb
+from cearx.replay.invariants import MAX_OVERTAKEN, check_trace, print_check
+from cearx.replay.state_at import NoSuchStep, When, print_state, state_at
+from cearx.replay.terminal import console, printable
 from cearx.replay.trace import Trace
-from cearx.replay.verify import Difference, Verifier, fresh_scheduler
+from cearx.replay.verdict import print_end
+from cearx.replay.verdict import verify as print_verdict
+from cearx.replay.why import UnknownRequest, explain
+from cearx.replay.why_text import print_why
 
 SAME, DIVERGED, DAMAGED, INCOMPATIBLE = 0, 1, 2, 3
 
+TracePath = Annotated[
+    Path,
+    typer.Argument(metavar="TRACE", help="A trace log, or a folder whose newest one is meant."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+Limit = Annotated[int, typer.Option(min=0, help="Most lines of a list.")]
 
-def main(argv: list[str]) -> int:
-    """Runs the command with the arguments behind `cearx replay`; answers the exit code."""
-    parser = argparse.ArgumentParser(prog="cearx replay", description=__doc__)
-    parser.add_argument(
-        "trace", type=Path, help="a trace log, or a folder whose newest one is meant"
-    )
-    path: Path = parser.parse_args(argv).trace
+app = typer.Typer(
+    name="cearx replay",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Re-run the scheduler over a trace log and ask it questions."
+    " `cearx replay TRACE` alone verifies.",
+)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Trace]:
+    """The trace at `path`; what is wrong with it becomes one line and an exit code."""
     try:
-        code, text = _replay(path)
+        yield Trace.open(path)
     except TraceDamaged as error:
-        code, text = DAMAGED, f"DAMAGED {path} at offset {error.offset}: {error.reason}"
+        print(f"DAMAGED {path} at offset {error.offset}: {error.reason}")
+        raise typer.Exit(DAMAGED) from None
     except TraceIncompatible as error:
-        code, text = INCOMPATIBLE, f"INCOMPATIBLE {path}: {error}"
-    except OSError as error:
-        code, text = DAMAGED, f"cannot read {path}: {error.strerror}"
-    _print(text)
-    return code
+        print(f"INCOMPATIBLE {path}: {printable(str(error))}")
+        raise typer.Exit(INCOMPATIBLE) from None
 
 
-def _print(text: str) -> None:
-    """What nobody takes is dropped: the exit code says the same, and 1 would mean a divergence."""
+@app.command()
+def verify(trace: TracePath) -> None:
+    """Re-run the scheduler on the logged inputs and compare every decision (exit 1: diverged)."""
+    with reading(trace) as opened:
+        same = print_verdict(trace, opened)
+    raise typer.Exit(SAME if same else DIVERGED)
+
+
+@app.command()
+def stats(
+    trace: TracePath,
+    json: AsJson = False,
+    sort: Annotated[
+        str, typer.Option(help=f"Order of the requests: {', '.join(stats_verb.SORT_KEYS)}.")
+    ] = "arrival",
+    limit: Limit = 20,
+) -> None:
+    """Queue time, TTFT, ITL, preemptions, budget fill, block occupancy, stalls."""
+    if sort not in stats_verb.SORT_KEYS:
+        raise typer.BadParameter(f"{sort!r} is none of {', '.join(stats_verb.SORT_KEYS)}")
+    with reading(trace) as opened:
+        computed = stats_verb.compute(opened, sort)
+    if json:
+        print(msgspec.json.encode(computed, order="sorted").decode())
+    else:
+        stats_verb.print_stats(computed, console(), limit)
+
+
+@app.command()
+def why(
+    trace: TracePath,
+    request: Annotated[int, typer.Argument(min=0, help="A request's number in the log.")],
+    json: AsJson = False,
+) -> None:
+    """Each step a request waited and the reason, who got in instead, when it ran, what it got."""
+    with reading(trace) as opened:
+        try:
+            spans = explain(opened.header.config, opened.records(), RequestId(request))
+        except UnknownRequest as error:
+            raise typer.BadParameter(str(error)) from None
+    if json:
+        print(msgspec.json.encode(spans, order="sorted").decode())
+    else:
+        print_why(RequestId(request), spans, console())
+
+
+@app.command()
+def at(
+    trace: TracePath,
+    step: Annotated[int, typer.Option(min=0, help="A step's number in the log.")],
+    before: Annotated[bool, typer.Option("--before", help="Before it was planned.")] = False,
+    after: Annotated[bool, typer.Option("--after", help="When its result is taken in.")] = False,
+    json: AsJson = False,
+    limit: Limit = 50,
+) -> None:
+    """Queues, block tables, budget and free blocks as of one step."""
+    if before and after:
+        raise typer.BadParameter("--before and --after exclude each other")
+    when: When = "before" if before else "after" if after else "planned"
+    with reading(trace) as opened:
+        try:
+            state = state_at(opened, StepId(step), when)
+        except NoSuchStep as error:
+            raise typer.BadParameter(str(error)) from None
+    if json:
+        print(msgspec.json.encode(state, order="sorted").decode())
+    else:
+        print_state(state, console(), limit)
+
+
+@app.command()
+def check(
+    trace: TracePath,
+    json: AsJson = False,
+    limit: Limit = 20,
+    max_overtaken: Annotated[
+        int, typer.Option(min=0, help="Later arrivals that may be let in before a waiting one.")
+    ] = MAX_OVERTAKEN,
+) -> None:
+    """Judge every record by rules that hold whatever the policy (exit 1: one is broken)."""
+    with reading(trace) as opened:
+        found = check_trace(opened, max_overtaken)
+        if json:
+            print(msgspec.json.encode(found, order="sorted").decode())
+        else:
+            print_check(trace, found, limit)
+            print_end(opened)
+    raise typer.Exit(DIVERGED if found else SAME)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command with the arguments behind `cearx replay`; answers the exit code."""
+    arguments = list(argv)
+    if arguments and arguments[0] not in VERBS and not arguments[0].startswith("-"):
+        arguments.insert(0, "verify")
     try:
-        print(text, flush=True)
-    except OSError:
-        with open(os.devnull, "w") as null:
-            os.dup2(null.fileno(), sys.stdout.fileno())
+        app(args=arguments, prog_name="cearx replay")
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else SAME
+    except OSError as error:
+        print(f"cannot open {error.filename}: {error.strerror}")
+        return DAMAGED
+    return SAME
 
 
-def _replay(path: Path) -> tuple[int, str]:
-    """The exit code and what to print; raises TraceDamaged, TraceIncompatible, OSError."""
-    trace = Trace.open(path)
-    verifier = Verifier(fresh_scheduler(trace.header.config))
-    summary = Summary()
-    for record in trace.records():
-        summary.feed(record)
-        difference = verifier.feed(record)
-        if difference is not None:
-            break
-    else:
-        difference = verifier.finish(trace.ended)
-    if difference is not None:
-        return DIVERGED, _difference_text(difference, trace.header)
-    lines = [
-        f"SAME {path}: every decision of {summary.num_steps} steps is repeated",
-        summary.text(),
-        f"scheduler    {_scheduler_text(trace.header)}",
-    ]
-    if trace.torn_at is not None:
-        torn = trace.num_bytes - trace.torn_at
-        lines.append(
-            f"note: the last record is not whole ({torn} bytes from offset {trace.torn_at})"
-        )
-    if not trace.ended:
-        lines.append("note: the log has no end, so its writer was killed, failed or still runs")
-    return SAME, "\n".join(lines)
-
-
-def _scheduler_text(header: TraceHeader) -> str:
-    logged, running = header.scheduler_sha256, scheduler_sha256()
-    if logged == running:
-        return f"{running[:8]}, the one that was logged"
-    return f"{running[:8]} repeats what {logged[:8]} (cearx {header.code_version}) did"
-
-
-def _difference_text(difference: Difference, header: TraceHeader) -> str:
-    logged, running = header.scheduler_sha256, scheduler_sha256()
-    if logged == running:
-        verdict = f"the same scheduler ({running[:8]}) decides otherwise -> bug"
-    else:
-        verdict = (
-            f"logged by scheduler {logged[:8]} of cearx {header.code_version},"
-            f" running {running[:8]} of cearx {code_version()} -> behaviour change"
-        )
-    step = "before the first step" if difference.step_id is None else f"step {difference.step_id}"
-    requests = ", ".join(map(str, difference.request_ids)) or "-"
-    return "\n".join(
-        [
-            f"DIVERGED at record {difference.seq} (offset {difference.offset}), {step}:"
-            f" {difference.field}",
-            f"  logged    {difference.logged}",
-            f"  computed  {difference.computed}",
-            f"  requests  {requests}",
-            f"  {verdict}",
-            f"  the last {len(difference.inputs)} inputs:",
-            *(f"    {line}" for line in difference.inputs),
-        ]
-    )
+VERBS = frozenset(
+    getattr(command.callback, "__name__", "").replace("_", "-")
+    for command in app.registered_commands
+)

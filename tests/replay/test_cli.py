@@ -109,7 +109,7 @@ def test_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing file is one clear line and exit 2."""
     assert cli.main([str(tmp_path / "none")]) == 2
     assert (
-        capsys.readouterr().out == f"cannot read {tmp_path / 'none'}: No such file or directory\n"
+        capsys.readouterr().out == f"cannot open {tmp_path / 'none'}: No such file or directory\n"
     )
 
 

@@ -1,0 +1,267 @@
+"""Books of a run kept from its records alone: who waits, who runs, who holds which block.
+
+Independent of the scheduler on purpose: a trace of another version, or one that diverged, can be
+read and judged all the same. Tolerant: a record that contradicts the books is taken as it stands
+(`invariants.py` is the one that judges). Driven record by record by every verb but verify.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from cearx.core.config import SchedulerConfig
+from cearx.core.events import (
+    CancelRequested,
+    ClockAdvanced,
+    FinishReason,
+    RequestArrived,
+    RequestEnded,
+    RequestRefused,
+    StepFinished,
+    StepPlan,
+)
+from cearx.core.identifiers import BlockHash, BlockId, RequestId, StepId
+
+
+class Row(msgspec.Struct, frozen=True):
+    """What one request gets in a step."""
+
+    request_id: RequestId
+    num_tokens: int
+    samples: bool
+
+
+def rows(plan: StepPlan) -> Iterator[Row]:
+    """The rows of a step: decodes, then chunks."""
+    for request_id in plan.decodes:
+        yield Row(request_id, 1, True)
+    for chunk in plan.chunks:
+        yield Row(chunk.request_id, chunk.num_tokens, chunk.samples)
+
+
+def num_batched_tokens(plan: StepPlan) -> int:
+    """Tokens computed in a step: what counts against the budget."""
+    return len(plan.decodes) + sum(chunk.num_tokens for chunk in plan.chunks)
+
+
+class LedgerRequest(msgspec.Struct, kw_only=True):
+    """A request that has not ended; lengths in tokens."""
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    max_tokens: int
+    block_hashes: list[BlockHash]
+    """Of the full blocks of known tokens."""
+    num_tokens: int
+    """Known: the prompt and the tokens of finished steps."""
+    num_pending: int = 0
+    """Tokens that steps in flight will sample."""
+    num_planned: int = 0
+    """Whose KV the steps planned so far compute."""
+    num_written: int = 0
+    """Whose KV the finished steps have computed."""
+    block_ids: list[BlockId] = msgspec.field(default_factory=list)
+    is_running: bool = False
+    num_admissions: int = 0
+    cancelled: bool = False
+
+    @property
+    def num_outputs(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+
+class _InFlight(msgspec.Struct, frozen=True):
+    plan: StepPlan
+    admissions: dict[RequestId, int]
+    """Of each row's request, when the step was planned: later ones started over."""
+
+
+class _Fence(msgspec.Struct, frozen=True):
+    step_id: StepId
+    """The last step in flight when the blocks were given back."""
+    block_ids: list[BlockId]
+
+
+class Ledger:
+    """Feed every record in order; look at the fields between two calls."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.now_us = 0
+        self.step_id: StepId | None = None
+        """The step planned last."""
+        self.live: dict[RequestId, LedgerRequest] = {}
+        """In order of arrival."""
+        self.num_running = 0
+        self.num_held = 0
+        """Blocks that somebody holds, fenced ones included."""
+        self.num_cached = 0
+        """Blocks that nobody holds and that can be found by their hash."""
+        self.in_flight: dict[StepId, _InFlight] = {}
+        self._fences: list[_Fence] = []
+        self._ref_counts = [0] * config.num_blocks
+        self._hashes: dict[BlockId, BlockHash] = {}
+        self._by_hash: dict[BlockHash, BlockId] = {}
+
+    # --- questions ---------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.live) - self.num_running
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return self.config.num_blocks - self.num_held
+
+    def num_holders(self, block_id: BlockId) -> int:
+        return self._ref_counts[block_id]
+
+    def content(self, block_id: BlockId) -> BlockHash | None:
+        """The hash under which a block can be found now."""
+        return self._hashes.get(block_id)
+
+    def running(self) -> list[LedgerRequest]:
+        return [request for request in self.live.values() if request.is_running]
+
+    def waiting(self) -> list[LedgerRequest]:
+        """In order of arrival."""
+        return [request for request in self.live.values() if not request.is_running]
+
+    def fenced(self) -> list[tuple[StepId, list[BlockId]]]:
+        """Blocks of requests that are gone, with the step in flight that may touch them."""
+        return [(fence.step_id, fence.block_ids) for fence in self._fences]
+
+    # --- records -----------------------------------------------------------------------------
+
+    def apply(self, value: object) -> None:
+        """Takes in the next record; notes and others that change nothing are passed over."""
+        if isinstance(value, StepPlan):
+            self._plan(value)
+        elif isinstance(value, StepFinished):
+            self._finish(value)
+        elif isinstance(value, ClockAdvanced):
+            self.now_us = value.now_us
+        elif isinstance(value, RequestArrived):
+            self._arrive(value)
+        elif isinstance(value, CancelRequested):
+            if value.request_id in self.live:
+                self.live[value.request_id].cancelled = True
+        elif isinstance(value, RequestEnded):
+            self._end(value.request_id)
+        elif isinstance(value, RequestRefused):
+            self.live.pop(value.request_id, None)
+
+    def _arrive(self, event: RequestArrived) -> None:
+        self.live[event.request_id] = LedgerRequest(
+            request_id=event.request_id,
+            num_prompt_tokens=event.num_prompt_tokens,
+            max_tokens=event.max_tokens,
+            block_hashes=list(event.block_hashes) if self.config.enable_prefix_caching else [],
+            num_tokens=event.num_prompt_tokens,
+        )
+
+    def _end(self, request_id: RequestId) -> None:
+        request = self.live.pop(request_id, None)
+        if request is not None:
+            self.num_running -= request.is_running
+            self._give_back(request)
+
+    def _plan(self, plan: StepPlan) -> None:
+        self.step_id = plan.step_id
+        for request_id in plan.preempted:
+            request = self.live.get(request_id)
+            if request is not None:
+                self._give_back(request)
+                self.num_running -= request.is_running
+                request.is_running = False
+                request.num_planned = request.num_written = 0
+        hits: dict[RequestId, int] = {}
+        for admission in plan.admitted:
+            request = self.live.get(admission.request_id)
+            if request is not None:
+                self.num_running += not request.is_running
+                request.is_running = True
+                request.num_admissions += 1
+                request.num_planned = request.num_written = admission.num_cached_tokens
+                hits[request.request_id] = admission.num_cached_tokens // self.config.block_size
+        for grant in plan.granted:
+            request = self.live.get(grant.request_id)
+            if request is not None:
+                self._hold(request, grant.block_ids, hits.get(grant.request_id, 0))
+        admissions: dict[RequestId, int] = {}
+        for row in rows(plan):
+            request = self.live.get(row.request_id)
+            if request is not None:
+                request.num_planned += row.num_tokens
+                request.num_pending += row.samples
+                admissions[row.request_id] = request.num_admissions
+        self.in_flight[plan.step_id] = _InFlight(plan, admissions)
+
+    def _finish(self, event: StepFinished) -> None:
+        step = self.in_flight.pop(event.step_id, None)
+        if step is None:
+            return
+        for sealed in event.sealed:
+            request = self.live.get(sealed.request_id)
+            if request is not None and self.config.enable_prefix_caching:
+                request.block_hashes.append(sealed.block_hash)
+        failed = {row.request_id for row in event.stopped if row.reason is FinishReason.FAILED}
+        for row in rows(step.plan):
+            request = self.live.get(row.request_id)
+            if request is not None:
+                request.num_pending -= row.samples
+                if row.request_id not in failed:
+                    request.num_tokens += row.samples
+                    if request.num_admissions == step.admissions[row.request_id]:
+                        self._write(request, row.num_tokens)
+        kept = [fence for fence in self._fences if fence.step_id != event.step_id]
+        freed = [fence for fence in self._fences if fence.step_id == event.step_id]
+        self._fences = kept
+        for fence in freed:
+            self._release(fence.block_ids)
+
+    # --- blocks ------------------------------------------------------------------------------
+
+    def _hold(self, request: LedgerRequest, block_ids: Sequence[BlockId], num_hits: int) -> None:
+        """One more holder each; all but the `num_hits` first get new content."""
+        request.block_ids.extend(block_ids)
+        for index, block in enumerate(block_ids):
+            if not 0 <= block < self.config.num_blocks:
+                continue
+            if self._ref_counts[block] == 0:
+                self.num_held += 1
+                self.num_cached -= block in self._hashes
+                if index >= num_hits and block in self._hashes:
+                    del self._by_hash[self._hashes.pop(block)]
+            self._ref_counts[block] += 1
+
+    def _write(self, request: LedgerRequest, num_tokens: int) -> None:
+        """KV is there; blocks that are full of known tokens can be found from now on."""
+        first = request.num_written // self.config.block_size
+        request.num_written += num_tokens
+        full = min(request.num_written // self.config.block_size, len(request.block_hashes))
+        for index in range(first, min(full, len(request.block_ids))):
+            block, block_hash = request.block_ids[index], request.block_hashes[index]
+            if block_hash not in self._by_hash and block not in self._hashes:
+                self._by_hash[block_hash] = block
+                self._hashes[block] = block_hash
+
+    def _give_back(self, request: LedgerRequest) -> None:
+        """Holds the blocks until no step in flight can touch them."""
+        if not request.block_ids:
+            return
+        if self.in_flight:
+            last = next(reversed(self.in_flight))
+            self._fences.append(_Fence(last, request.block_ids))
+        else:
+            self._release(request.block_ids)
+        request.block_ids = []
+
+    def _release(self, block_ids: Sequence[BlockId]) -> None:
+        for block in block_ids:
+            if 0 <= block < self.config.num_blocks and self._ref_counts[block]:
+                self._ref_counts[block] -= 1
+                if self._ref_counts[block] == 0:
+                    self.num_held -= 1
+                    self.num_cached += block in self._hashes
