@@ -22,6 +22,7 @@ from cearx.core.supervisor import ServeFlags, serve
 DELEGATED = {
     "chat": ("cearx.frontend.chat", "Chat in the terminal with a running server, or start one."),
     "replay": ("cearx.replay.cli", "Re-run the scheduler over a trace log and compare."),
+    "simulate": ("cearx.replay.simulate", "Run the scheduler against a synthetic load."),
 }
 """Commands of other folders: module with `main(argv) -> exit code`, and its line in the help."""
 

@@ -2,7 +2,7 @@
 
 Owns the verbs, their options and the exit codes: 0 fine, 1 the scheduler decides otherwise or a
 check fails, 2 the file is damaged or cannot be read (and wrong usage), 3 another version of the
-format or schema wrote it.
+format or schema wrote it, 4 a simulation is too far from what was measured.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,15 +17,19 @@ from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_format import TraceDamaged, TraceIncompatible
 from cearx.replay import stats as stats_verb
 from cearx.replay.invariants import MAX_OVERTAKEN, check_trace, print_check
+from cearx.replay.overrides import with_overrides
 from cearx.replay.state_at import NoSuchStep, When, print_state, state_at
+from cearx.replay.step_time import NotEnoughNotes
 from cearx.replay.terminal import console, printable
 from cearx.replay.trace import Trace
 from cearx.replay.verdict import print_end
 from cearx.replay.verdict import verify as print_verdict
+from cearx.replay.what_if import Arrivals, print_what_if
+from cearx.replay.what_if import what_if as compute_what_if
 from cearx.replay.why import UnknownRequest, explain
 from cearx.replay.why_text import print_why
 
-SAME, DIVERGED, DAMAGED, INCOMPATIBLE = 0, 1, 2, 3
+SAME, DIVERGED, DAMAGED, INCOMPATIBLE, UNCALIBRATED = 0, 1, 2, 3, 4
 
 TracePath = Annotated[
     Path,
@@ -145,6 +149,36 @@ def check(
             print_check(trace, found, limit)
             print_end(opened)
     raise typer.Exit(DIVERGED if found else SAME)
+
+
+@app.command()
+def what_if(
+    trace: TracePath,
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="NAME=VALUE", help="Field of the scheduler's configuration."),
+    ],
+    arrivals: Annotated[
+        Arrivals,
+        typer.Option(help="At the logged times, or as many in flight as logged."),
+    ] = "open",
+    max_error: Annotated[
+        float, typer.Option(min=0.0, help="Calibration error in percent above which to refuse.")
+    ] = 10.0,
+    json: AsJson = False,
+) -> None:
+    """The same load under another configuration (exit 4: the simulation is not good enough)."""
+    with reading(trace) as opened:
+        try:
+            changed = with_overrides(opened.header.config, settings)
+            result = compute_what_if(opened, changed, arrivals, max_error)
+        except (ValueError, NotEnoughNotes) as error:
+            raise typer.BadParameter(str(error)) from None
+    if json:
+        print(msgspec.json.encode(result, order="sorted").decode())
+    else:
+        print_what_if(result, settings, console(), max_error)
+    raise typer.Exit(UNCALIBRATED if result.changed is None else SAME)
 
 
 def main(argv: Sequence[str]) -> int:
