@@ -5,7 +5,9 @@ check fails, 2 the file is damaged or cannot be read (and wrong usage), 3 anothe
 format or schema wrote it, 4 a simulation is too far from what was measured.
 """
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +17,21 @@ import typer
 
 from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_format import TraceDamaged, TraceIncompatible
+from cearx.core.trace_writer import TraceError
 from cearx.replay import stats as stats_verb
 from cearx.replay.invariants import MAX_OVERTAKEN, check_trace, print_check
+from cearx.replay.jsonl import JsonlError, rebuild
+from cearx.replay.jsonl import export as export_jsonl
+from cearx.replay.other_tree import OtherTree, OtherTreeError
 from cearx.replay.overrides import with_overrides
+from cearx.replay.perfetto import document as perfetto_document
+from cearx.replay.shrink import NotReproduced
+from cearx.replay.shrink_command import Keep, run_shrink
+from cearx.replay.shrink_command import Request as ShrinkRequest
 from cearx.replay.state_at import NoSuchStep, When, print_state, state_at
 from cearx.replay.step_time import NotEnoughNotes
 from cearx.replay.terminal import console, printable
+from cearx.replay.timeline import Timeline
 from cearx.replay.trace import Trace
 from cearx.replay.verdict import print_end
 from cearx.replay.verdict import verify as print_verdict
@@ -181,6 +192,91 @@ def what_if(
     raise typer.Exit(UNCALIBRATED if result.changed is None else SAME)
 
 
+@app.command()
+def shrink(
+    trace: TracePath,
+    keep: Annotated[
+        Keep, typer.Option(help="What must still happen; any: a broken rule or a crash.")
+    ] = "any",
+    other: Annotated[
+        Path | None,
+        typer.Option(help="Checkout whose scheduler decides otherwise, for --keep divergence."),
+    ] = None,
+    stall_steps: Annotated[
+        int, typer.Option(min=1, help="Steps without a row that are a stall.")
+    ] = 1000,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Most time to search.")] = 120.0,
+    out: Annotated[Path, typer.Option(help="Folder for the trace and the test.")] = Path("shrunk"),
+) -> None:
+    """Find the smallest input with the same failure; write it as a trace and a pytest file."""
+    if (keep == "divergence") != (other is not None):
+        raise typer.BadParameter("--keep divergence and --other CHECKOUT belong together")
+    with reading(trace) as opened, contextlib.ExitStack() as stack:
+        try:
+            make = None if other is None else stack.enter_context(OtherTree(other)).make
+            run_shrink(
+                opened,
+                ShrinkRequest(
+                    keep=keep,
+                    other=make,  # type: ignore[arg-type]
+                    stall_steps=stall_steps,
+                    seconds=seconds,
+                    folder=out,
+                ),
+            )
+        except (NotReproduced, OtherTreeError, TraceError) as error:
+            print(f"nothing to shrink: {error}")
+            raise typer.Exit(DIVERGED) from None
+
+
+@app.command()
+def export(
+    trace: TracePath,
+    jsonl: Annotated[
+        Path | None, typer.Option(help="File for one JSON object a record ('-': standard output).")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="File for ui.perfetto.dev: steps, batch slots, requests.")
+    ] = None,
+    from_step: Annotated[int | None, typer.Option(min=0, help="First step for Perfetto.")] = None,
+    to_step: Annotated[int | None, typer.Option(min=0, help="Last step for Perfetto.")] = None,
+) -> None:
+    """Write the log in another form: JSON lines, or trace events for Perfetto."""
+    if jsonl is None and perfetto is None:
+        raise typer.BadParameter("--jsonl FILE or --perfetto FILE says what to write")
+    with reading(trace) as opened:
+        if jsonl is not None:
+            write_pieces(jsonl, (line + "\n" for line in export_jsonl(opened)))
+        if perfetto is not None:
+            timeline = Timeline.of(opened.header.config, opened.records())
+            write_pieces(perfetto, perfetto_document(timeline, from_step, to_step))
+
+
+@app.command(name="import")
+def import_jsonl(
+    lines: Annotated[Path, typer.Argument(help="What `export --jsonl` wrote.")],
+    trace: Annotated[Path, typer.Argument(help="The trace log to make.")],
+) -> None:
+    """Make the trace log again from its JSON lines, byte for byte."""
+    try:
+        with lines.open(encoding="utf-8") as file, trace.open("xb") as made:
+            for piece in rebuild(file):
+                made.write(piece)
+    except (JsonlError, UnicodeDecodeError) as error:
+        trace.unlink()
+        raise typer.BadParameter(f"{lines}, {error}") from None
+
+
+def write_pieces(path: Path, pieces: Iterable[str]) -> None:
+    """To a file that is replaced, or to standard output for `-`."""
+    if str(path) == "-":
+        sys.stdout.writelines(pieces)
+        return
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(pieces)
+    print(f"wrote {path}, {path.stat().st_size} bytes")
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command with the arguments behind `cearx replay`; answers the exit code."""
     arguments = list(argv)
@@ -197,6 +293,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 VERBS = frozenset(
-    getattr(command.callback, "__name__", "").replace("_", "-")
+    command.name or getattr(command.callback, "__name__", "").replace("_", "-")
     for command in app.registered_commands
 )

@@ -24,6 +24,8 @@ from cearx.replay.driver import AnyScheduler, Driver, Log
 from cearx.replay.oracle import Recorder, SimulatedRequest
 from cearx.replay.trace import TraceRecord
 
+EXTRA_STEP_US = 1000
+
 
 class Arrive(msgspec.Struct, frozen=True, tag="arrive"):
     request: SimulatedRequest
@@ -80,30 +82,59 @@ class RecordList(list[Event | Decision]):
     """A log in memory."""
 
 
-def run_script(
-    scheduler: AnyScheduler, items: Sequence[Item], log: Log, max_extra_steps: int = 0
-) -> Driver:
-    """Runs the items, then at most so many steps more until everyone has ended."""
-    driver = Driver(scheduler, log)
-    now_us = 0
-    for item in items:
+class ScriptRun:
+    """One run; feed the items in order, then `finish`."""
+
+    def __init__(self, scheduler: AnyScheduler, log: Log) -> None:
+        self.driver = Driver(scheduler, log)
+        self._now_us = 0
+
+    def take(self, item: Item) -> None:
+        """Does what the item says, if there is anything to do."""
+        driver = self.driver
         if isinstance(item, Arrive):
             driver.arrive(item.request)
         elif isinstance(item, Cancel):
             driver.cancel(item.request_id, item.reason)
         elif isinstance(item, Plan):
-            now_us = max(now_us, item.now_us)
+            self._now_us = max(self._now_us, item.now_us)
             if driver.can_plan():
-                driver.plan(now_us)
+                driver.plan(self._now_us)
         elif driver.has_step_in_flight:
             driver.finish()
-    for _ in range(max_extra_steps):
+
+    def finish(self, max_extra_steps: int) -> None:
+        """At most so many steps more, until everyone has ended."""
+        driver = self.driver
+        for _ in range(max_extra_steps):
+            while driver.has_step_in_flight:
+                driver.finish()
+            if not driver.can_plan():
+                break
+            self._now_us += EXTRA_STEP_US
+            driver.plan(self._now_us)
         while driver.has_step_in_flight:
             driver.finish()
-        if not driver.can_plan():
-            break
-        now_us += 1000
-        driver.plan(now_us)
-    while driver.has_step_in_flight:
-        driver.finish()
-    return driver
+
+
+def run_script(
+    scheduler: AnyScheduler, items: Sequence[Item], log: Log, max_extra_steps: int = 0
+) -> Driver:
+    """Runs the items, then at most so many steps more until everyone has ended."""
+    run = ScriptRun(scheduler, log)
+    for item in items:
+        run.take(item)
+    run.finish(max_extra_steps)
+    return run.driver
+
+
+def encode_script(script: Script) -> str:
+    """As JSON, one item a line."""
+    items = ",\n".join(msgspec.json.encode(item).decode() for item in script.items)
+    config = msgspec.json.encode(script.config).decode()
+    return f'{{"config": {config}, "items": [\n{items}\n]}}'
+
+
+def decode_script(text: str) -> Script:
+    """The inverse; raises msgspec.ValidationError."""
+    return msgspec.json.decode(text, type=Script)
