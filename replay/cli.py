@@ -25,6 +25,7 @@ from cearx.replay.jsonl import export as export_jsonl
 from cearx.replay.other_tree import OtherTree, OtherTreeError
 from cearx.replay.overrides import with_overrides
 from cearx.replay.perfetto import document as perfetto_document
+from cearx.replay.report import report as report_page
 from cearx.replay.shrink import NotReproduced
 from cearx.replay.shrink_command import Keep, run_shrink
 from cearx.replay.shrink_command import Request as ShrinkRequest
@@ -250,6 +251,16 @@ def export(
         if perfetto is not None:
             timeline = Timeline.of(opened.header.config, opened.records())
             write_pieces(perfetto, perfetto_document(timeline, from_step, to_step))
+
+
+@app.command()
+def report(
+    trace: TracePath,
+    out: Annotated[Path, typer.Option(help="File for the page.")] = Path("report.html"),
+) -> None:
+    """One HTML page to look at: a timeline, and why each request waited."""
+    with reading(trace) as opened:
+        write_pieces(out, report_page(opened, trace.name))
 
 
 @app.command(name="import")

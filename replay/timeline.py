@@ -24,6 +24,7 @@ from cearx.core.events import (
     RequestWaits,
     StepFinished,
     StepPlan,
+    WaitReason,
 )
 from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_records import StepNote
@@ -80,6 +81,14 @@ class Chunk(msgspec.Struct, frozen=True):
     samples: bool
 
 
+class Waited(msgspec.Struct):
+    """Steps in a row in which the plan names the request as waiting, with one reason."""
+
+    first_step: int
+    last_step: int
+    reason: WaitReason
+
+
 class RequestLine(msgspec.Struct, kw_only=True):
     """All that happened to one request."""
 
@@ -93,6 +102,8 @@ class RequestLine(msgspec.Struct, kw_only=True):
     preemptions: list[int] = msgspec.field(default_factory=list)
     """Steps."""
     chunks: list[Chunk] = msgspec.field(default_factory=list)
+    waits: list[Waited] = msgspec.field(default_factory=list)
+    """Only those that the plans name: behind them others wait for the same."""
     token_steps: "array[int]" = msgspec.field(default_factory=lambda: array("i"))
     """The step that sampled each output token."""
     num_computed_tokens: int = 0
@@ -214,7 +225,7 @@ class Timeline:
         if ended is not None and ended is not FinishReason.CANCELLED:
             line.ended_step = self._last_finished
         if self._ledger.in_flight and line.ended_step is None:
-            line.ended_us = self._ledger.now_us
+            line.ended_us = self._ledger.now_us + 1  # as with arrivals
         else:
             self._undated_ends.append(line)
 
@@ -232,6 +243,9 @@ class Timeline:
             if chunk.request_id in self.requests:
                 line = self.requests[chunk.request_id]
                 line.chunks.append(Chunk(at, chunk.start, chunk.num_tokens, chunk.samples))
+        for wait in plan.waits:
+            if wait.request_id in self.requests:
+                _wait(self.requests[wait.request_id].waits, at, wait.reason)
         context = 0
         for row in rows(plan):
             request = ledger.live.get(row.request_id)
@@ -286,6 +300,14 @@ def _count(line: RequestLine, end: int, num_tokens: int) -> None:
     line.num_computed_tokens += num_tokens
     line.num_recomputed_tokens += max(0, min(end, line._most_planned) - (end - num_tokens))
     line._most_planned = max(line._most_planned, end)
+
+
+def _wait(waits: list[Waited], step: int, reason: WaitReason) -> None:
+    """One step more of the last wait, or the first of another."""
+    if waits and waits[-1].reason is reason and waits[-1].last_step == step - 1:
+        waits[-1].last_step = step
+    else:
+        waits.append(Waited(step, step, reason))
 
 
 def queue_head(plan: StepPlan, ledger: Ledger) -> RequestWaits | None:
