@@ -19,7 +19,10 @@ from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_format import TraceDamaged, TraceIncompatible
 from cearx.core.trace_writer import TraceError
 from cearx.replay import stats as stats_verb
-from cearx.replay.invariants import MAX_OVERTAKEN, check_trace, print_check
+from cearx.replay.check import check_trace, print_check
+from cearx.replay.diff import compare
+from cearx.replay.diff_text import print_diff
+from cearx.replay.invariants import MAX_OVERTAKEN
 from cearx.replay.jsonl import JsonlError, rebuild
 from cearx.replay.jsonl import export as export_jsonl
 from cearx.replay.other_tree import OtherTree, OtherTreeError
@@ -66,11 +69,17 @@ def reading(path: Path) -> Iterator[Trace]:
     try:
         yield Trace.open(path)
     except TraceDamaged as error:
-        print(f"DAMAGED {path} at offset {error.offset}: {error.reason}")
+        print(f"DAMAGED {_where(error, path)} at offset {error.offset}: {error.reason}")
         raise typer.Exit(DAMAGED) from None
     except TraceIncompatible as error:
-        print(f"INCOMPATIBLE {path}: {printable(str(error))}")
+        print(f"INCOMPATIBLE {_where(error, path)}: {printable(str(error))}")
         raise typer.Exit(INCOMPATIBLE) from None
+
+
+def _where(error: Exception, path: Path) -> str:
+    """A verb that reads two traces notes which one it was."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    return notes[0] if notes else str(path)
 
 
 @app.command()
@@ -161,6 +170,23 @@ def check(
             print_check(trace, found, limit)
             print_end(opened)
     raise typer.Exit(DIVERGED if found else SAME)
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A trace log or its folder.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="The one to hold against it.")],
+    json: AsJson = False,
+    limit: Limit = 20,
+) -> None:
+    """The first decision that differs, then what it did to each request (exit 1: they differ)."""
+    with reading(first) as left, reading(second) as right:
+        found = compare((first, left), (second, right))
+    if json:
+        print(msgspec.json.encode(found, order="sorted").decode())
+    else:
+        print_diff(found, console(), limit)
+    raise typer.Exit(SAME if found.first is None else DIVERGED)
 
 
 @app.command()

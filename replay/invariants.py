@@ -1,4 +1,4 @@
-"""`cearx replay check`: rules that hold for every run whatever the policy, judged by the ledger.
+"""Rules that hold for every run whatever the policy, judged by the ledger.
 
     I1 every block exists and is in one place      I7  one end a request, for the right reason
     I2 nobody gets a block that somebody holds     I8  nothing for a request that waits or ended
@@ -10,9 +10,8 @@
 Owns the rules; knows events and decisions only, no scheduler. One violation does not end the check.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -32,7 +31,7 @@ from cearx.core.events import (
 )
 from cearx.core.identifiers import BlockId, RequestId, StepId
 from cearx.replay.ledger import Ledger, LedgerRequest, num_batched_tokens, rows
-from cearx.replay.trace import Trace, TraceRecord
+from cearx.replay.trace import TraceRecord
 
 MAX_OVERTAKEN = 0
 """How many later arrivals may be let in before the head of the queue: first come, first served."""
@@ -378,28 +377,3 @@ def violations(
         yield from checker.feed(last)
     if last is not None:
         yield from checker.finish(last, ended=True)
-
-
-def check_trace(trace: Trace, max_overtaken: int) -> list[Violation]:
-    """All violations of a log; what it may lack depends on whether it has its end."""
-    checker = Checker(trace.header.config, max_overtaken)
-    found: list[Violation] = []
-    last = None
-    for last in trace.records():
-        found += checker.feed(last)
-    if last is not None:
-        found += checker.finish(last, trace.ended)
-    return found
-
-
-def print_check(path: Path, found: Sequence[Violation], limit: int) -> None:
-    """One line a violation."""
-    if not found:
-        print(f"KEPT {path}: no rule is broken")
-        return
-    print(f"BROKEN {path}: {len(found)} times")
-    for violation in found[:limit]:
-        step = "before the first step" if violation.step_id is None else f"step {violation.step_id}"
-        print(f"  {violation.invariant:<4} {step}, record {violation.seq}: {violation.text}")
-    if len(found) > limit:
-        print(f"  … and {len(found) - limit} more (--limit, --json)")

@@ -134,7 +134,7 @@ class Verifier:
             ids = _ids([logged, computed])
             return self._difference(record, type(found).__name__, left, right, ids)
         name = type(logged).__name__
-        path, logged_part, computed_part = next(_differences(name, logged, computed))
+        path, logged_part, computed_part = next(differences(name, logged, computed))
         left, right = describe(logged_part), describe(computed_part)
         return self._difference(record, path, left, right, _ids(_odd_ones(logged, computed)))
 
@@ -158,7 +158,7 @@ class Verifier:
         )
 
 
-def _differences(
+def differences(
     path: str, logged: object, computed: object
 ) -> Iterator[tuple[str, object, object]]:
     """Each smallest part that differs, in the order of the fields, with its path."""
@@ -166,12 +166,10 @@ def _differences(
         return
     if isinstance(logged, msgspec.Struct) and type(logged) is type(computed):
         for name in logged.__struct_fields__:
-            yield from _differences(
-                f"{path}.{name}", getattr(logged, name), getattr(computed, name)
-            )
+            yield from differences(f"{path}.{name}", getattr(logged, name), getattr(computed, name))
     elif isinstance(logged, tuple) and isinstance(computed, tuple):
         for index, (left, right) in enumerate(zip(logged, computed, strict=False)):
-            yield from _differences(f"{path}[{index}]", left, right)
+            yield from differences(f"{path}[{index}]", left, right)
         if len(logged) != len(computed):
             index = min(len(logged), len(computed))
             rest = (logged[index:], computed[index:])

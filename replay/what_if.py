@@ -14,6 +14,7 @@ from rich.console import Console
 from cearx.core.config import SchedulerConfig
 from cearx.core.events import Decision, Event
 from cearx.core.trace_records import StepNote
+from cearx.replay.comparison import comparison
 from cearx.replay.figures import RunFigures, request_figures, run_figures
 from cearx.replay.oracle import Recorder, SimulatedRequest
 from cearx.replay.simulation import Simulation, closed_loop, open_loop
@@ -181,7 +182,7 @@ def print_what_if(
     console.print(
         table(
             ["", "as logged", ", ".join(settings), "change"],
-            _comparison(result.simulated, result.changed),
+            comparison(result.simulated, result.changed),
             "simulated",
         )
     )
@@ -189,33 +190,3 @@ def print_what_if(
 
 def _shown(name: str, value: int) -> str:
     return f"{value}" if name == "tok/s" else duration(value) or "-"
-
-
-def _comparison(before: RunFigures, after: RunFigures) -> list[list[object]]:
-    rows: list[list[object]] = [
-        _line("output tok/s", before.output_tokens_per_s, after.output_tokens_per_s, False),
-        _line("duration", before.duration_us, after.duration_us, True),
-        _line("steps", before.num_steps, after.num_steps, False),
-    ]
-    for name, left, right in (
-        ("queue time", before.queue_us, after.queue_us),
-        ("TTFT", before.ttft_us, after.ttft_us),
-        ("ITL", before.itl_us, after.itl_us),
-        ("request, whole", before.total_us, after.total_us),
-    ):
-        if left is not None and right is not None:
-            for field in ("mean", "p50", "p99"):
-                rows.append(
-                    _line(f"{name} {field}", getattr(left, field), getattr(right, field), True)
-                )
-    for name in ("num_preemptions", "num_recomputed_tokens", "num_hit_tokens"):
-        words = name.removeprefix("num_").replace("_", " ")
-        rows.append(_line(words, getattr(before, name), getattr(after, name), False))
-    return rows
-
-
-def _line(name: str, before: int, after: int, is_time: bool) -> list[object]:
-    change = f"{100 * (after - before) / before:+.1f} %" if before else "-"
-    if is_time:
-        return [name, duration(before), duration(after), change]
-    return [name, before, after, change]

@@ -104,8 +104,9 @@ class _Story:
         if isinstance(value, RequestArrived):
             text = f"{value.num_prompt_tokens} prompt tokens, max_tokens {value.max_tokens}"
             self._add("arrived", text)
-        elif isinstance(value, CancelRequested):
-            self._add("cancelled", value.reason.name)
+        elif isinstance(value, CancelRequested) and self.spans:
+            late = "" if value.request_id in self._ledger.live else ", it had ended already"
+            self._add("cancelled", value.reason.name + late)
         elif isinstance(value, RequestEnded):
             self._add("ended", value.reason.name)
         elif isinstance(value, RequestRefused):
