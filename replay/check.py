@@ -1,4 +1,4 @@
-"""`cearx replay check`: judges a whole log by the rules of `invariants.py` and prints what breaks."""
+"""`cearx replay check`: judges a whole log by the rules of `invariants.py`, prints what breaks."""
 
 from collections.abc import Sequence
 from pathlib import Path
