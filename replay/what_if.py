@@ -142,8 +142,16 @@ def what_if(
     return msgspec.structs.replace(result, changed=figures)
 
 
+RATE = "tok/s"
+"""The one figure of the calibration that is no time: in thousandths."""
+
+
+def _millitokens_per_s(figures: RunFigures) -> int:
+    return figures.num_output_tokens * 1_000_000_000 // max(figures.duration_us, 1)
+
+
 def _calibration(measured: RunFigures, simulated: RunFigures) -> list[Error]:
-    pairs = [("tok/s", measured.output_tokens_per_s, simulated.output_tokens_per_s)]
+    pairs = [(RATE, *(_millitokens_per_s(figures) for figures in (measured, simulated)))]
     for name, left, right in (
         ("TTFT mean", measured.ttft_us, simulated.ttft_us),
         ("ITL p50", measured.itl_us, simulated.itl_us),
@@ -189,4 +197,4 @@ def print_what_if(
 
 
 def _shown(name: str, value: int) -> str:
-    return f"{value}" if name == "tok/s" else duration(value) or "-"
+    return f"{value / 1000:.1f}" if name == RATE else duration(value) or "-"
