@@ -151,7 +151,8 @@ def _millitokens_per_s(figures: RunFigures) -> int:
 
 
 def _calibration(measured: RunFigures, simulated: RunFigures) -> list[Error]:
-    pairs = [(RATE, *(_millitokens_per_s(figures) for figures in (measured, simulated)))]
+    rates = _millitokens_per_s(measured), _millitokens_per_s(simulated)
+    pairs: list[tuple[str, int, int]] = [(RATE, *rates)]
     for name, left, right in (
         ("TTFT mean", measured.ttft_us, simulated.ttft_us),
         ("ITL p50", measured.itl_us, simulated.itl_us),
