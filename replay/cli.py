@@ -27,6 +27,7 @@ from cearx.replay.jsonl import JsonlError, rebuild
 from cearx.replay.jsonl import export as export_jsonl
 from cearx.replay.other_tree import OtherTree, OtherTreeError
 from cearx.replay.overrides import with_overrides
+from cearx.replay.patient_output import patient_output
 from cearx.replay.perfetto import document as perfetto_document
 from cearx.replay.report import report as report_page
 from cearx.replay.shrink import NotReproduced
@@ -320,7 +321,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments and arguments[0] not in VERBS and not arguments[0].startswith("-"):
         arguments.insert(0, "verify")
     try:
-        app(args=arguments, prog_name="cearx replay")
+        with patient_output():
+            app(args=arguments, prog_name="cearx replay")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else SAME
     except OSError as error:

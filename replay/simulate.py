@@ -18,6 +18,7 @@ from cearx.core.trace_records import StepNote
 from cearx.core.trace_writer import TraceError, TraceWriter
 from cearx.replay import stats
 from cearx.replay.overrides import with_overrides
+from cearx.replay.patient_output import patient_output
 from cearx.replay.simulation import Simulation
 from cearx.replay.step_time import StepTime
 from cearx.replay.terminal import console
@@ -140,7 +141,8 @@ def _fail(reason: str) -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs the command with the arguments behind `cearx simulate`; answers the exit code."""
     try:
-        app(args=list(argv), prog_name="cearx simulate")
+        with patient_output():
+            app(args=list(argv), prog_name="cearx simulate")
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 0
     return 0

@@ -111,11 +111,12 @@ def test_waits_are_those_of_why(path: Path, tmp_path: Path) -> None:
                 key = (span.reason.split(": ")[-1], behind)
                 expected[key] = expected.get(key, 0) + span.num_steps
         queued = {(name, behind): steps for name, behind, steps in waits}
-        # A running request that waits for budget is no stay in the queue.
-        running = {k: v for k, v in expected.items() if k[0] == "NO_BUDGET" and k not in queued}
-        for key, steps in expected.items():
-            if key not in running and key != ("NO_BUDGET", False):
-                assert queued.get(key) == steps, (request_id, key, expected, queued)
+        for (name, behind), steps in expected.items():
+            if behind:
+                assert queued.get((name, behind)) == steps, (request_id, name, expected, queued)
+            else:  # one that runs may wait too, which is no stay in the queue
+                assert queued.get((name, behind), 0) <= steps, (request_id, name, expected, queued)
+        assert queued.keys() <= expected.keys()
 
 
 @needs_chromium
@@ -159,8 +160,8 @@ def test_what_is_drawn_is_under_the_mouse(path: Path, view: str, tmp_path: Path)
       const seen = new Set(), wrong = [];
       const part = (hex, i) => parseInt(hex.slice(i, i + 2), 16);
       const names = colors.states.map((hex) => [1, 3, 5].map((i) => part(hex, i)).join());
-      for (let y = AXIS + 1; y < lanesBottom(); y += 4) {
-        for (let x = LEFT + 1; x < size().width - 10; x += 5) {
+      for (let y = AXIS + 1; y < lanesBottom(); y += 6) {
+        for (let x = LEFT + 1; x < size().width - 10; x += 1) {
           const kind = names.indexOf(at(x, y));
           if (kind < 0) continue;
           seen.add(kind);
