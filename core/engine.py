@@ -7,6 +7,7 @@ before it leaves. Owns no socket and no clock: `process.py` calls it.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from cearx.core.events import (
     Decision,
     Event,
     FinishReason,
+    PrefixCacheReset,
     RequestArrived,
     RequestEnded,
     RequestRefused,
@@ -100,7 +102,9 @@ class Engine:
         self._by_key: dict[tuple[int, RequestKey], RequestId] = {}
         self._unsent: dict[RequestId, NewRequest] = {}
         self._ended_at_worker: list[RequestId] = []
-        self._plan: StepPlan | None = None
+        self._in_flight: deque[StepPlan] = deque()
+        self._is_stuck = False
+        """Nothing can be planned before something comes in."""
         self._next_id = 0
 
     @property
@@ -109,14 +113,19 @@ class Engine:
 
     @property
     def wants_step(self) -> bool:
-        """Whether `next_step` may be called: work is pending and no step is in flight."""
-        return self._plan is None and self._scheduler.has_work()
+        """Whether `next_step` may be called: work is pending and one more step may be in flight."""
+        return not self._is_stuck and self._scheduler.has_work()
+
+    @property
+    def next_deadline_us(self) -> int | None:
+        """When `tick` has to be called at the latest."""
+        return self._scheduler.next_deadline_us
 
     def flush_log(self) -> None:
         """Makes the log complete up to now; call before anything that follows from it is sent."""
         self._log.flush()
 
-    def submit(self, frontend_index: int, submit: Submit) -> Refused | None:
+    def submit(self, frontend_index: int, submit: Submit, now_us: int) -> Refused | None:
         """Takes a request in; answers why it is refused, or None. Raises MessageRejected."""
         self._check(frontend_index, submit)
         request_id = RequestId(self._next_id)
@@ -129,6 +138,9 @@ class Engine:
             max_tokens=submit.max_tokens,
             block_hashes=hashes,
             frontend_index=frontend_index,
+            arrived_us=now_us,
+            priority=submit.priority,
+            has_exact_length=submit.has_exact_length,
         )
         for outcome in self._apply(event):
             assert isinstance(outcome, RequestRefused), f"arrival answered with {outcome}"
@@ -181,10 +193,35 @@ class Engine:
         for outcome in self._apply(CancelRequested(request_id=request_id, reason=reason)):
             self._forget(outcome.request_id)
 
-    def next_step(self, now_us: int) -> ExecuteStep:
-        """Plans and logs the next step; call when `wants_step`, then send what it returns."""
-        self._apply(ClockAdvanced(now_us=now_us))
-        plan = self._plan = self._scheduler.plan()
+    def reset_prefix_cache(self) -> None:
+        """Nothing computed before is found again."""
+        self._apply(PrefixCacheReset())
+
+    def tick(self, now_us: int) -> dict[int, list[Output]]:
+        """Tells the time; answers what to send to each frontend about requests that ran out of it.
+
+        Call before each step and at `next_deadline_us`.
+        """
+        outputs: dict[int, list[Output]] = {}
+        for outcome in self._apply(ClockAdvanced(now_us=now_us)):
+            assert isinstance(outcome, RequestEnded), f"the clock answered with {outcome}"
+            request = self._requests[outcome.request_id]
+            outputs.setdefault(request.frontend_index, []).append(
+                ended_output(request.request_key, outcome.reason)
+            )
+            self._forget(outcome.request_id)
+        return outputs
+
+    def next_step(self) -> ExecuteStep | None:
+        """Plans and logs the next step; call when `wants_step`, then send what it returns.
+
+        None when nothing can be done before a step in flight is finished.
+        """
+        plan = self._scheduler.plan()
+        if plan is None:
+            self._is_stuck = True
+            return None
+        self._in_flight.append(plan)
         self._log.append(plan)
         self._log.flush()
         new_requests: list[NewRequest] = []
@@ -204,21 +241,26 @@ class Engine:
 
         Raises MessageRejected for a result of another step (late or doubled).
         """
-        plan = self._plan
-        if plan is None or result.step_id != plan.step_id:
+        if not self._in_flight or result.step_id != self._in_flight[0].step_id:
             raise MessageRejected(f"result of step {result.step_id} is not awaited")
+        plan = self._in_flight[0]
         expected = list(_sampling_rows(plan))
         rows = [row.request_id for row in result.rows]
         assert rows == expected, f"step {plan.step_id}: rows {rows} for a plan with {expected}"
-        self._plan = None
+        self._in_flight.popleft()
         stopped: list[RowStopped] = []
         sealed: list[BlockSealed] = []
         stop_tokens: dict[RequestId, int] = {}
         for row in result.rows:
             request = self._requests.get(row.request_id)
-            if request is not None:  # else it was cancelled while the step ran
+            if request is not None:  # else it ended while the step ran
                 self._take_token(request, row, stopped, sealed, stop_tokens)
-        event = StepFinished(step_id=result.step_id, stopped=tuple(stopped), sealed=tuple(sealed))
+        event = StepFinished(
+            step_id=result.step_id,
+            stopped=tuple(stopped),
+            sealed=tuple(sealed),
+            execute_us=result.execute_us,
+        )
         outcomes = self._apply(event)
         self._log.note_step(result.execute_us, schedule_us)
         ended = {o.request_id: o.reason for o in outcomes if isinstance(o, RequestEnded)}
@@ -281,6 +323,7 @@ class Engine:
         return outputs
 
     def _apply(self, event: Event) -> tuple[Outcome, ...]:
+        self._is_stuck = self._is_stuck and isinstance(event, ClockAdvanced)
         self._log.append(event)
         outcomes = self._scheduler.apply(event)
         for outcome in outcomes:
@@ -293,6 +336,18 @@ class Engine:
         self._unsent.pop(request_id, None)
         if request.is_at_worker:
             self._ended_at_worker.append(request_id)
+
+
+def ended_output(request_key: RequestKey, reason: FinishReason) -> Output:
+    """The end of a request without a token."""
+    return Output(
+        request_key=request_key,
+        token_ids=(),
+        logprobs=None,
+        finish_reason=reason,
+        stop_token_id=None,
+        num_cached_tokens=None,
+    )
 
 
 def _sampling_rows(plan: StepPlan) -> Iterator[RequestId]:

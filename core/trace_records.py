@@ -15,6 +15,7 @@ from cearx.core.events import (
     ClockAdvanced,
     Decision,
     Event,
+    PrefixCacheReset,
     RequestArrived,
     RequestEnded,
     RequestRefused,
@@ -24,7 +25,7 @@ from cearx.core.events import (
 from cearx.core.identifiers import RequestId
 from cearx.core.trace_format import COMPACT, Frame, RecordType, TraceIncompatible
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Changes with every change to the fields of a record; a test holds the two together."""
 MAX_COMPACT_DECODES = 65536
 """Most decodes that the short form may stand for, so that a few bytes cannot fill the memory."""
@@ -74,6 +75,7 @@ RECORD_TYPES: dict[type[Record], RecordType] = {
     CancelRequested: RecordType.CANCEL_REQUESTED,
     StepFinished: RecordType.STEP_FINISHED,
     ClockAdvanced: RecordType.CLOCK_ADVANCED,
+    PrefixCacheReset: RecordType.PREFIX_CACHE_RESET,
     StepPlan: RecordType.STEP_PLAN,
     RequestEnded: RecordType.REQUEST_ENDED,
     RequestRefused: RecordType.REQUEST_REFUSED,
@@ -110,6 +112,7 @@ def encode_record(record: Record) -> tuple[int, int, bytes]:
                 admitted=record.admitted,
                 preempted=record.preempted,
                 waits=record.waits,
+                margin_blocks=record.margin_blocks,
             )
             return RecordType.STEP_PLAN, COMPACT, _encode(plan)
     return RECORD_TYPES[type(record)], 0, _encode(record)

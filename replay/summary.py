@@ -3,7 +3,7 @@
 Owns the figures and their text; never runs a scheduler. Called by `cli.py` for every record.
 """
 
-from collections import Counter
+from collections import Counter, deque
 
 import msgspec
 
@@ -50,7 +50,7 @@ class Summary(msgspec.Struct, kw_only=True):
     _prompts: dict[RequestId, int] = msgspec.field(default_factory=dict)
     """Prompt lengths of the requests that have not ended."""
     _admitted: set[RequestId] = msgspec.field(default_factory=set)
-    _plan: StepPlan | None = None
+    _in_flight: deque[StepPlan] = msgspec.field(default_factory=deque)
     _first_us: int | None = None
 
     @property
@@ -86,7 +86,7 @@ class Summary(msgspec.Struct, kw_only=True):
             self.schedule_us += value.schedule_us
 
     def _take_plan(self, plan: StepPlan) -> None:
-        self._plan = plan
+        self._in_flight.append(plan)
         self.num_steps += 1
         self.num_preemptions += len(plan.preempted)
         self.num_computed_tokens += len(plan.decodes)
@@ -98,12 +98,12 @@ class Summary(msgspec.Struct, kw_only=True):
 
     def _finish_step(self, event: StepFinished) -> None:
         """Counts the step's tokens; the outcomes that follow remove who ended with it."""
-        if self._plan is None:
+        if not self._in_flight:
             return
+        plan = self._in_flight.popleft()
         failed = {row.request_id for row in event.stopped if row.reason is FinishReason.FAILED}
-        sampled = [*self._plan.decodes, *(c.request_id for c in self._plan.chunks if c.samples)]
+        sampled = [*plan.decodes, *(c.request_id for c in plan.chunks if c.samples)]
         self.num_output_tokens += sum(i in self._prompts and i not in failed for i in sampled)
-        self._plan = None
 
     def text(self) -> str:
         """A few lines for a person."""

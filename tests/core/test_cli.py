@@ -14,7 +14,9 @@ FLAGS = """
 host port frontends startup_timeout log_level
 served_model_name chat_template enable_prompt_tokens_details strict_params stream_interval
 max_logprobs max_body_bytes
-max_num_seqs max_num_batched_tokens enable_prefix_caching trace
+max_num_seqs max_num_batched_tokens enable_prefix_caching async_scheduling admission
+scheduling_policy max_overtakes long_prefill_token_threshold max_num_partial_prefills target_itl_ms
+max_num_queued_reqs max_num_queued_tokens request_timeout trace
 load_format dtype max_model_len block_size kv_cache_memory kv_cache_memory_fraction seed num_threads
 """.split()
 

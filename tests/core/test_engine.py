@@ -80,7 +80,9 @@ class Driver:
         sampling: SamplingParams = GREEDY,
         frontend: int = 0,
     ) -> object:
-        return self.engine.submit(frontend, self.message(key, prompt, max_tokens, sampling))
+        return self.engine.submit(
+            frontend, self.message(key, prompt, max_tokens, sampling), self.now_us
+        )
 
     def message(
         self, key: int, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams
@@ -98,7 +100,10 @@ class Driver:
 
     def plan(self) -> ExecuteStep:
         self.now_us += 1000
-        return self.engine.next_step(self.now_us)
+        assert self.engine.tick(self.now_us) == {}
+        step = self.engine.next_step()
+        assert step is not None
+        return step
 
     def result(self, step: ExecuteStep, token_id: int | None = 9) -> StepResult:
         ids = [*step.plan.decodes, *(c.request_id for c in step.plan.chunks if c.samples)]
@@ -259,7 +264,7 @@ def test_messages_that_cannot_be_meant_are_rejected() -> None:
         ),
     ):
         with pytest.raises(MessageRejected):
-            driver.engine.submit(0, bad)
+            driver.engine.submit(0, bad, 0)
     assert driver.engine.num_requests == 1
 
 

@@ -139,7 +139,7 @@ def test_a_failing_disk_stops_the_trace_and_not_the_run(
     """The file keeps a valid prefix, the reason is told once, what is lost is counted."""
     reasons: list[str] = []
     writer = TraceWriter.open(tmp_path, SMALL, BOOT_ID, reasons.append)
-    monkeypatch.setattr(os, "write", failing_write(5000, code))
+    monkeypatch.setattr(os, "write", failing_write(4900, code))
     engine = RandomRun(SMALL, 3, log=writer).run(60)
     writer.close()
     assert len(engine.ended) > 10
@@ -175,6 +175,9 @@ def test_a_record_that_is_too_large_stops_the_trace(tmp_path: Path) -> None:
         max_tokens=1,
         block_hashes=(BlockHash(bytes(16)),) * 70_000,
         frontend_index=0,
+        arrived_us=1,
+        priority=0,
+        has_exact_length=False,
     )
     writer.append(huge)
     writer.append(tick(2))

@@ -79,6 +79,10 @@ def check_every_way(
     assert chunked.generate(prompts, count) == expected, "in chunks"
     assert chunked.num_chunks > 2 * len(prompts)
 
+    longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
+    alone = engine(budget=16).generate([prompts[longest]], count)  # some steps sample nothing
+    assert alone == [expected[longest]], "in chunks, alone"
+
     cached = engine()
     cached.generate(prompts, 1)
     before = cached.num_cached_tokens

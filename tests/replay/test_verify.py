@@ -145,7 +145,7 @@ def test_a_last_outcome_may_be_missing_without_an_end() -> None:
 def test_a_scheduler_that_fails_is_a_difference() -> None:
     """The input that made it fail is named with the failed check."""
     values = run(3, 20)
-    late = StepFinished(step_id=StepId(7), stopped=(), sealed=())
+    late = StepFinished(step_id=StepId(7), stopped=(), sealed=(), execute_us=1)
     difference = verify([*values, late])
     assert difference is not None
     assert difference.field == "StepFinished"
@@ -207,7 +207,6 @@ def test_summary(seed: int) -> None:
     assert summary.refused.total() == len(engine.checker.seen) - len(engine.ended)
     assert summary.num_live == 0
     assert 0 < summary.num_hit_tokens <= engine.num_hit_tokens
-    assert summary.duration_us == 8000 * (summary.num_steps - 1)
     ticks = [value.now_us for value in values if isinstance(value, ClockAdvanced)]
     assert summary.duration_us == ticks[-1] - ticks[0]
 

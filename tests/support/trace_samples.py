@@ -15,6 +15,7 @@ from cearx.core.events import (
     ClockAdvanced,
     FinishReason,
     PrefillChunk,
+    PrefixCacheReset,
     RefusalReason,
     RequestArrived,
     RequestEnded,
@@ -47,13 +48,18 @@ records = st.one_of(
         max_tokens=u63,
         block_hashes=tuples(hashes),
         frontend_index=u63,
+        arrived_us=u63,
+        priority=st.integers(-(2**31), 2**31),
+        has_exact_length=st.booleans(),
     ),
+    st.builds(PrefixCacheReset),
     st.builds(CancelRequested, request_id=ids, reason=st.sampled_from(CancelReason)),
     st.builds(
         StepFinished,
         step_id=u63,
         stopped=tuples(st.builds(RowStopped, request_id=ids, reason=st.sampled_from(FinishReason))),
         sealed=tuples(st.builds(BlockSealed, request_id=ids, block_hash=hashes)),
+        execute_us=u63,
     ),
     st.builds(ClockAdvanced, now_us=u63),
     st.builds(
@@ -67,9 +73,12 @@ records = st.one_of(
             )
         ),
         granted=tuples(st.builds(BlocksGranted, request_id=ids, block_ids=tuples(ids))),
-        admitted=tuples(st.builds(Admission, request_id=ids, num_cached_tokens=u63)),
+        admitted=tuples(
+            st.builds(Admission, request_id=ids, num_cached_tokens=u63, num_recomputed_tokens=u63)
+        ),
         preempted=tuples(ids),
         waits=tuples(st.builds(RequestWaits, request_id=ids, reason=st.sampled_from(WaitReason))),
+        margin_blocks=u63,
     ),
     st.builds(RequestEnded, request_id=ids, reason=st.sampled_from(FinishReason)),
     st.builds(
