@@ -7,7 +7,7 @@ from cearx.replay.invariants import Checker, Violation
 from cearx.replay.trace import Trace
 
 
-def check_trace(trace: Trace, max_overtaken: int) -> list[Violation]:
+def check_trace(trace: Trace, max_overtaken: int | None) -> list[Violation]:
     """All violations of a log; what it may lack depends on whether it has its end."""
     checker = Checker(trace.header.config, max_overtaken)
     found: list[Violation] = []

@@ -22,7 +22,6 @@ from cearx.replay import stats as stats_verb
 from cearx.replay.check import check_trace, print_check
 from cearx.replay.diff import compare
 from cearx.replay.diff_text import print_diff
-from cearx.replay.invariants import MAX_OVERTAKEN
 from cearx.replay.jsonl import JsonlError, rebuild
 from cearx.replay.jsonl import export as export_jsonl
 from cearx.replay.other_tree import OtherTree, OtherTreeError
@@ -159,8 +158,9 @@ def check(
     json: AsJson = False,
     limit: Limit = 20,
     max_overtaken: Annotated[
-        int, typer.Option(min=0, help="Later arrivals that may be let in before a waiting one.")
-    ] = MAX_OVERTAKEN,
+        int | None,
+        typer.Option(min=0, help="Others that may pass a waiting one (default: as configured)."),
+    ] = None,
 ) -> None:
     """Judge every record by rules that hold whatever the policy (exit 1: one is broken)."""
     with reading(trace) as opened:

@@ -17,13 +17,14 @@ from cearx.core.events import (
     Decision,
     Event,
     FinishReason,
+    PrefixCacheReset,
     RequestEnded,
     RequestRefused,
     RowStopped,
     StepFinished,
     StepPlan,
 )
-from cearx.core.identifiers import RequestId, StepId
+from cearx.core.identifiers import RequestId
 from cearx.replay.ledger import rows
 from cearx.replay.oracle import SimulatedRequest
 
@@ -33,14 +34,11 @@ class AnyScheduler(Protocol):
 
     config: SchedulerConfig
 
-    @property
-    def step_in_flight(self) -> StepId | None: ...
-
     def has_work(self) -> bool: ...
 
     def apply(self, event: Event) -> tuple[RequestEnded | RequestRefused, ...]: ...
 
-    def plan(self) -> StepPlan: ...
+    def plan(self) -> StepPlan | None: ...
 
 
 class Log(Protocol):
@@ -61,6 +59,8 @@ class Driver:
         self._log = log
         self._requests: dict[RequestId, SimulatedRequest] = {}
         self._in_flight: deque[StepPlan] = deque()
+        self._is_stuck = False
+        """Nothing can be planned before something but the clock comes in."""
 
     @property
     def has_step_in_flight(self) -> bool:
@@ -68,28 +68,41 @@ class Driver:
 
     def can_plan(self) -> bool:
         """Whether a step may be planned now."""
-        return self.scheduler.has_work() and self.scheduler.step_in_flight is None
+        return not self._is_stuck and self.scheduler.has_work()
 
-    def arrive(self, request: SimulatedRequest) -> None:
+    def arrive(self, request: SimulatedRequest, now_us: int) -> None:
         self._requests[request.request_id] = request
         self.num_outputs[request.request_id] = 0
-        self._apply(request.arrival())
+        self._apply(request.arrival(now_us))
 
     def cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         """In any state; one that has ended already is passed over, as the shell does."""
         if request_id in self._requests:
             self._apply(CancelRequested(request_id=request_id, reason=reason))
 
-    def plan(self, now_us: int) -> StepPlan:
-        """The next step; call when `can_plan`."""
+    def reset_prefix_cache(self) -> None:
+        """Nothing computed before is found again."""
+        self._apply(PrefixCacheReset())
+
+    def tick(self, now_us: int) -> None:
+        """Time passes; requests may run out of it."""
         self._apply(ClockAdvanced(now_us=now_us))
+
+    def plan(self, now_us: int) -> StepPlan | None:
+        """The next step, None when it must wait for one in flight; call when `can_plan`."""
+        self.tick(now_us)
+        if not self.scheduler.has_work():
+            return None  # the last ones ran out of time
         plan = self.scheduler.plan()
+        if plan is None:
+            self._is_stuck = True
+            return None
         self._log.append(plan)
         self._in_flight.append(plan)
         return plan
 
-    def finish(self) -> None:
-        """The oldest step in flight is computed."""
+    def finish(self, execute_us: int) -> None:
+        """The oldest step in flight is computed, in so much time."""
         plan = self._in_flight.popleft()
         config = self.scheduler.config
         stopped: list[RowStopped] = []
@@ -110,10 +123,16 @@ class Driver:
                 if block is not None:
                     sealed.append(block)
         self._apply(
-            StepFinished(step_id=plan.step_id, stopped=tuple(stopped), sealed=tuple(sealed))
+            StepFinished(
+                step_id=plan.step_id,
+                stopped=tuple(stopped),
+                sealed=tuple(sealed),
+                execute_us=execute_us,
+            )
         )
 
     def _apply(self, event: Event) -> None:
+        self._is_stuck = self._is_stuck and isinstance(event, ClockAdvanced)
         self._log.append(event)
         for outcome in self.scheduler.apply(event):
             self._log.append(outcome)

@@ -10,7 +10,7 @@
 Owns the rules; knows events and decisions only, no scheduler. One violation does not end the check.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,6 +19,7 @@ from cearx.core.config import SchedulerConfig
 from cearx.core.events import (
     BlocksGranted,
     CancelRequested,
+    ClockAdvanced,
     FinishReason,
     PrefillChunk,
     RefusalReason,
@@ -32,9 +33,6 @@ from cearx.core.events import (
 from cearx.core.identifiers import BlockId, RequestId, StepId
 from cearx.replay.ledger import Ledger, LedgerRequest, num_batched_tokens, rows
 from cearx.replay.trace import TraceRecord
-
-MAX_OVERTAKEN = 0
-"""How many later arrivals may be let in before the head of the queue: first come, first served."""
 
 Finding = tuple[str, str, tuple[RequestId, ...]]
 """Rule, what is wrong, who is concerned."""
@@ -63,10 +61,13 @@ class _Due:
 class Checker:
     """Feed every record in order; each call answers what it breaks."""
 
-    def __init__(self, config: SchedulerConfig, max_overtaken: int = MAX_OVERTAKEN) -> None:
+    def __init__(self, config: SchedulerConfig, max_overtaken: int | None = None) -> None:
         self.ledger = Ledger(config)
         self._config = config
-        self._max_overtaken = max_overtaken
+        self._max_overtaken = config.max_overtakes if max_overtaken is None else max_overtaken
+        self._orders: dict[RequestId, tuple[int, RequestId]] = {}
+        """(priority, arrival) of each request; all priorities are 0 under the other policy."""
+        self._deadlines: dict[RequestId, int] = {}
         self._ended: set[RequestId] = set()
         self._seen: set[RequestId] = set()
         self._due = _Due()
@@ -126,7 +127,15 @@ class Checker:
             if value.request_id in self._seen:
                 yield "I7", f"request {value.request_id} arrives twice", (value.request_id,)
             self._seen.add(value.request_id)
-            self._due.refusal = expected_refusal(self._config, value)
+            priority = value.priority if self._config.scheduling_policy == "priority" else 0
+            self._orders[value.request_id] = (priority, value.request_id)
+            self._due.refusal = expected_refusal(self._config, value, self.ledger.waiting())
+            if self._due.refusal is None and self._config.request_timeout_us:
+                deadline_us = value.arrived_us + self._config.request_timeout_us
+                self._deadlines[value.request_id] = deadline_us
+        elif isinstance(value, ClockAdvanced):
+            late = (i for i, at_us in self._deadlines.items() if at_us <= value.now_us)
+            self._due.ends = dict.fromkeys(late, FinishReason.TIMEOUT)
         elif isinstance(value, CancelRequested):
             if value.request_id in self.ledger.live:
                 self._due.ends[value.request_id] = FinishReason.CANCELLED
@@ -159,6 +168,8 @@ class Checker:
         self._ended.add(mine)
         self._preempted.discard(mine)
         self._overtaken.pop(mine, None)
+        self._orders.pop(mine, None)
+        self._deadlines.pop(mine, None)
 
     def _judge_refusal(self, refused: RequestRefused) -> Iterator[Finding]:
         due, self._due.refusal = self._due.refusal, None
@@ -193,6 +204,9 @@ class Checker:
             self._preempted.add(request_id)
 
     def _judge_admissions(self, plan: StepPlan) -> Iterator[Finding]:
+        if plan.admitted and plan.preempted and self._config.scheduling_policy == "fcfs":
+            ids = (*(a.request_id for a in plan.admitted), *plan.preempted)
+            yield "I12", "lets somebody in and preempts somebody in the same step", ids
         size = self._config.block_size
         waiting = {r.request_id for r in self.ledger.waiting()} | set(plan.preempted)
         for admission in plan.admitted:
@@ -205,10 +219,13 @@ class Checker:
             self._preempted.discard(mine)
             self._overtaken.pop(mine, None)
             known = request.num_tokens + request.num_pending
+            if request.num_pending:
+                text = f"request {mine} is let in while a token of it is in flight"
+                yield "I12", text, (mine,)
             if cached % size or not 0 <= cached < known:
                 yield "I3", f"request {mine}: {cached} of {known} tokens cached", (mine,)
             for other in sorted(waiting):
-                if other < mine:
+                if other in self._orders and self._orders[other] < self._orders[mine]:
                     yield from self._overtake(other, mine)
 
     def _overtake(self, other: RequestId, mine: RequestId) -> Iterator[Finding]:
@@ -244,10 +261,10 @@ class Checker:
     def _freed_by(self, plan: StepPlan) -> dict[BlockId, int]:
         """Holders that the plan's preemptions take away, if no step in flight touches them."""
         freed: dict[BlockId, int] = {}
-        if not self.ledger.in_flight:
-            for request_id in plan.preempted:
-                request = self.ledger.live.get(request_id)
-                for block in request.block_ids if request is not None else ():
+        for request_id in plan.preempted:
+            request = self.ledger.live.get(request_id)
+            if request is not None and request.last_step not in self.ledger.in_flight:
+                for block in request.block_ids:
                     freed[block] = freed.get(block, 0) + 1
         return freed
 
@@ -309,6 +326,10 @@ class Checker:
         if chunk.num_tokens < 1 or chunk.start != expected:
             text = f"request {chunk.request_id}: a chunk of {chunk.num_tokens} tokens at"
             yield "I6", f"{text} {chunk.start}, the last one ended at {expected}", ids
+        cap = self._config.long_prefill_token_threshold
+        if 0 < cap < chunk.num_tokens:
+            text = f"request {chunk.request_id}: {chunk.num_tokens} tokens in a chunk, the cap is"
+            yield "I4", f"{text} {cap}", ids
         known = request.num_tokens + request.num_pending - chunk.samples
         if end > known or chunk.samples != (end == known):
             yield from self._lost(request, end, known)
@@ -321,9 +342,10 @@ class Checker:
 
     def _judge_waits(self, plan: StepPlan) -> Iterator[Finding]:
         ledger = self.ledger
-        if not plan.decodes and not plan.chunks:
-            yield "I9", "a step without any row", ()
-        if ledger.num_running == 0 and ledger.num_waiting:
+        is_alone = set(ledger.in_flight) == {plan.step_id}
+        if is_alone and not (plan.decodes or plan.chunks or plan.preempted or ledger.fenced()):
+            yield "I9", "a step without any row, and nothing else is in flight", ()
+        if is_alone and ledger.num_running == 0 and ledger.num_waiting and not plan.preempted:
             head = ledger.waiting()[0]
             yield "I9", f"nobody runs and request {head.request_id} waits", (head.request_id,)
         for wait in plan.waits:
@@ -336,16 +358,29 @@ class Checker:
         config = self._config
         if reason is WaitReason.NO_SEAT and self.ledger.num_running < config.max_num_seqs:
             return f"a seat, {self.ledger.num_running} of {config.max_num_seqs} run"
-        if reason is WaitReason.NO_BUDGET:
+        if reason is WaitReason.NO_BUDGET and not config.target_itl_us:
             total, limit = num_batched_tokens(plan), config.max_num_batched_tokens
             return f"budget, {total} of {limit} tokens are used" if total < limit else ""
-        if reason is WaitReason.AFTER_PREEMPTION and not plan.preempted:
+        if reason is WaitReason.AFTER_PREEMPTION and not self._is_short_of_blocks(plan):
             return "the end of a preemption, nobody was preempted"
         return ""
 
+    def _is_short_of_blocks(self, plan: StepPlan) -> bool:
+        """Somebody was preempted, or runs and found no block for its next token."""
+        return bool(plan.preempted) or any(
+            wait.reason is WaitReason.NO_BLOCKS and self.ledger.live[wait.request_id].is_running
+            for wait in plan.waits
+            if wait.request_id in self.ledger.live
+        )
 
-def expected_refusal(config: SchedulerConfig, event: RequestArrived) -> RequestRefused | None:
-    """What must be said to a request that can never run."""
+
+def expected_refusal(
+    config: SchedulerConfig, event: RequestArrived, waiting: Sequence[LedgerRequest]
+) -> RequestRefused | None:
+    """What must be said to a request that can never run, or may not wait."""
+    queued = event.num_prompt_tokens + sum(r.num_tokens + r.num_pending for r in waiting)
+    is_full = 0 < config.max_num_queued_reqs <= len(waiting)
+    is_long = bool(waiting) and 0 < config.max_num_queued_tokens < queued
     prompt, longest = event.num_prompt_tokens, event.num_prompt_tokens + event.max_tokens
     pool_tokens = config.num_blocks * config.block_size
     checks = (
@@ -358,6 +393,8 @@ def expected_refusal(config: SchedulerConfig, event: RequestArrived) -> RequestR
             config.max_model_len,
         ),
         (longest - 1 > pool_tokens, RefusalReason.POOL_TOO_SMALL, longest - 1, pool_tokens),
+        (is_full, RefusalReason.QUEUE_FULL, len(waiting) + 1, config.max_num_queued_reqs),
+        (is_long, RefusalReason.QUEUE_TOKENS, queued, config.max_num_queued_tokens),
     )
     for applies, reason, need, limit in checks:
         if applies:
@@ -368,7 +405,7 @@ def expected_refusal(config: SchedulerConfig, event: RequestArrived) -> RequestR
 
 
 def violations(
-    config: SchedulerConfig, records: Iterable[TraceRecord], max_overtaken: int = MAX_OVERTAKEN
+    config: SchedulerConfig, records: Iterable[TraceRecord], max_overtaken: int | None = None
 ) -> Iterator[Violation]:
     """All violations of records that end in good order."""
     checker = Checker(config, max_overtaken)

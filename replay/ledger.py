@@ -11,9 +11,9 @@ import msgspec
 
 from cearx.core.config import SchedulerConfig
 from cearx.core.events import (
-    CancelRequested,
     ClockAdvanced,
     FinishReason,
+    PrefixCacheReset,
     RequestArrived,
     RequestEnded,
     RequestRefused,
@@ -21,6 +21,9 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import BlockHash, BlockId, RequestId, StepId
+
+BY_A_RESULT = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.FAILED)
+"""Ends that come with the result of a step; the others come at any time."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -63,7 +66,12 @@ class LedgerRequest(msgspec.Struct, kw_only=True):
     block_ids: list[BlockId] = msgspec.field(default_factory=list)
     is_running: bool = False
     num_admissions: int = 0
-    cancelled: bool = False
+    num_published: int = 0
+    """Leading blocks that can be found, or were at its admission."""
+    publishes: bool = True
+    """False from a failure, or a reset of the cache, to its next admission."""
+    last_step: StepId | None = None
+    """The last step with a row of its present stay."""
 
     @property
     def num_outputs(self) -> int:
@@ -78,7 +86,7 @@ class _InFlight(msgspec.Struct, frozen=True):
 
 class _Fence(msgspec.Struct, frozen=True):
     step_id: StepId
-    """The last step in flight when the blocks were given back."""
+    """The last step in flight that touches the blocks."""
     block_ids: list[BlockId]
 
 
@@ -99,6 +107,8 @@ class Ledger:
         """Blocks that nobody holds and that can be found by their hash."""
         self.in_flight: dict[StepId, _InFlight] = {}
         self._fences: list[_Fence] = []
+        self._finished: StepId | None = None
+        """The step whose result was taken in, until those who end with it have ended."""
         self._ref_counts = [0] * config.num_blocks
         self._hashes: dict[BlockId, BlockHash] = {}
         self._by_hash: dict[BlockHash, BlockId] = {}
@@ -136,6 +146,8 @@ class Ledger:
 
     def apply(self, value: object) -> None:
         """Takes in the next record; notes and others that change nothing are passed over."""
+        if not isinstance(value, RequestEnded):
+            self.settle()
         if isinstance(value, StepPlan):
             self._plan(value)
         elif isinstance(value, StepFinished):
@@ -144,11 +156,10 @@ class Ledger:
             self.now_us = value.now_us
         elif isinstance(value, RequestArrived):
             self._arrive(value)
-        elif isinstance(value, CancelRequested):
-            if value.request_id in self.live:
-                self.live[value.request_id].cancelled = True
         elif isinstance(value, RequestEnded):
-            self._end(value.request_id)
+            self._end(value)
+        elif isinstance(value, PrefixCacheReset):
+            self._forget_contents()
         elif isinstance(value, RequestRefused):
             self.live.pop(value.request_id, None)
 
@@ -161,11 +172,20 @@ class Ledger:
             num_tokens=event.num_prompt_tokens,
         )
 
-    def _end(self, request_id: RequestId) -> None:
-        request = self.live.pop(request_id, None)
+    def _end(self, ended: RequestEnded) -> None:
+        request = self.live.pop(ended.request_id, None)
         if request is not None:
+            if ended.reason in BY_A_RESULT and request.is_running:
+                self._publish(request)
             self.num_running -= request.is_running
             self._give_back(request)
+
+    def _forget_contents(self) -> None:
+        self._hashes.clear()
+        self._by_hash.clear()
+        self.num_cached = 0
+        for request in self.live.values():
+            request.publishes = request.publishes and not request.is_running
 
     def _plan(self, plan: StepPlan) -> None:
         self.step_id = plan.step_id
@@ -183,8 +203,11 @@ class Ledger:
                 self.num_running += not request.is_running
                 request.is_running = True
                 request.num_admissions += 1
+                request.publishes = True
+                request.last_step = None
                 request.num_planned = request.num_written = admission.num_cached_tokens
-                hits[request.request_id] = admission.num_cached_tokens // self.config.block_size
+                num_hits = admission.num_cached_tokens // self.config.block_size
+                hits[request.request_id] = request.num_published = num_hits
         for grant in plan.granted:
             request = self.live.get(grant.request_id)
             if request is not None:
@@ -195,6 +218,7 @@ class Ledger:
             if request is not None:
                 request.num_planned += row.num_tokens
                 request.num_pending += row.samples
+                request.last_step = plan.step_id
                 admissions[row.request_id] = request.num_admissions
         self.in_flight[plan.step_id] = _InFlight(plan, admissions)
 
@@ -210,16 +234,34 @@ class Ledger:
         for row in rows(step.plan):
             request = self.live.get(row.request_id)
             if request is not None:
-                request.num_pending -= row.samples
-                if row.request_id not in failed:
-                    request.num_tokens += row.samples
-                    if request.num_admissions == step.admissions[row.request_id]:
-                        self._write(request, row.num_tokens)
-        kept = [fence for fence in self._fences if fence.step_id != event.step_id]
-        freed = [fence for fence in self._fences if fence.step_id == event.step_id]
-        self._fences = kept
-        for fence in freed:
-            self._release(fence.block_ids)
+                self._settle(request, row, row.request_id in failed, step)
+        for chunk in step.plan.chunks:
+            if chunk.request_id in self.live:
+                self._publish(self.live[chunk.request_id])
+        for grant in step.plan.granted:  # with its row the block before was filled
+            if grant.request_id in self.live:
+                self._publish(self.live[grant.request_id])
+        # Who ends with this result gives its blocks back before those of earlier ends come free.
+        self._finished = event.step_id
+
+    def _settle(self, request: LedgerRequest, row: Row, has_failed: bool, step: _InFlight) -> None:
+        """One row: its token counts in any case, its KV only if it was not preempted since."""
+        request.num_pending -= row.samples
+        if has_failed:
+            request.publishes = False
+        else:
+            request.num_tokens += row.samples
+        if request.is_running and request.num_admissions == step.admissions[row.request_id]:
+            request.num_written += row.num_tokens
+
+    def settle(self) -> None:
+        """Frees what no step behind the finished one touches; call behind the last record."""
+        if self._finished is not None:
+            finished, self._finished = self._finished, None
+            freed = [fence for fence in self._fences if fence.step_id <= finished]
+            self._fences = [fence for fence in self._fences if fence.step_id > finished]
+            for fence in freed:
+                self._release(fence.block_ids)
 
     # --- blocks ------------------------------------------------------------------------------
 
@@ -236,27 +278,27 @@ class Ledger:
                     del self._by_hash[self._hashes.pop(block)]
             self._ref_counts[block] += 1
 
-    def _write(self, request: LedgerRequest, num_tokens: int) -> None:
-        """KV is there; blocks that are full of known tokens can be found from now on."""
-        first = request.num_written // self.config.block_size
-        request.num_written += num_tokens
+    def _publish(self, request: LedgerRequest) -> None:
+        """Full blocks of known tokens whose KV is there can be found from now on."""
+        if not (request.publishes and request.is_running):
+            return
         full = min(request.num_written // self.config.block_size, len(request.block_hashes))
-        for index in range(first, min(full, len(request.block_ids))):
+        for index in range(request.num_published, min(full, len(request.block_ids))):
             block, block_hash = request.block_ids[index], request.block_hashes[index]
             if block_hash not in self._by_hash and block not in self._hashes:
                 self._by_hash[block_hash] = block
                 self._hashes[block] = block_hash
+        request.num_published = max(request.num_published, full)
 
     def _give_back(self, request: LedgerRequest) -> None:
         """Holds the blocks until no step in flight can touch them."""
-        if not request.block_ids:
-            return
-        if self.in_flight:
-            last = next(reversed(self.in_flight))
-            self._fences.append(_Fence(last, request.block_ids))
+        block_ids, request.block_ids = request.block_ids, []
+        request.num_published = 0
+        last = request.last_step
+        if last is not None and self.in_flight and last >= next(iter(self.in_flight)):
+            self._fences.append(_Fence(last, block_ids))
         else:
-            self._release(request.block_ids)
-        request.block_ids = []
+            self._release(block_ids)
 
     def _release(self, block_ids: Sequence[BlockId]) -> None:
         for block in block_ids:

@@ -51,14 +51,19 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Hashes of the blocks that its outputs fill; made up beyond those."""
     cancellation: Cancellation | None = None
     frontend_index: int = 0
+    priority: int = 0
+    has_exact_length: bool = False
 
-    def arrival(self) -> RequestArrived:
+    def arrival(self, now_us: int) -> RequestArrived:
         return RequestArrived(
             request_id=self.request_id,
             num_prompt_tokens=self.num_prompt_tokens,
             max_tokens=self.max_tokens,
             block_hashes=self.block_hashes,
             frontend_index=self.frontend_index,
+            arrived_us=now_us,
+            priority=self.priority,
+            has_exact_length=self.has_exact_length,
         )
 
     def stop_at(self, num_outputs: int) -> FinishReason | None:
@@ -138,6 +143,8 @@ class Recorder:
             sealed=tuple(self._sealed.get(event.request_id, ())),
             cancellation=cancellation,
             frontend_index=event.frontend_index,
+            priority=event.priority,
+            has_exact_length=event.has_exact_length,
         )
 
 

@@ -79,7 +79,8 @@ class RemoteScheduler:
         decisions = self._tree.call(Apply(event)).decisions
         return tuple(d for d in decisions if not isinstance(d, StepPlan))
 
-    def plan(self) -> StepPlan:
-        (decision,) = self._tree.call(MakePlan()).decisions
-        assert isinstance(decision, StepPlan), f"a plan that is a {type(decision).__name__}"
-        return decision
+    def plan(self) -> StepPlan | None:
+        for decision in self._tree.call(MakePlan()).decisions:
+            assert isinstance(decision, StepPlan), f"a plan that is a {type(decision).__name__}"
+            return decision
+        return None

@@ -69,7 +69,8 @@ def serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
                 if isinstance(call, Apply):
                     answer = Answer(decisions=scheduler.apply(call.event))
                 else:
-                    answer = Answer(decisions=(scheduler.plan(),))
+                    plan = scheduler.plan()
+                    answer = Answer(decisions=() if plan is None else (plan,))
         except Exception as error:  # told to the caller, whose scheduler may do better
             answer = Answer(raised=f"{type(error).__name__}: {error}")
         write_message(outgoing, answer)

@@ -13,8 +13,10 @@ from cearx.core.config import SchedulerConfig
 from cearx.core.events import (
     CancelReason,
     CancelRequested,
+    ClockAdvanced,
     Decision,
     Event,
+    PrefixCacheReset,
     RequestArrived,
     StepFinished,
     StepPlan,
@@ -40,11 +42,23 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     now_us: int
 
 
+class Tick(msgspec.Struct, frozen=True, tag="tick"):
+    """The clock without a step behind it."""
+
+    now_us: int
+
+
 class Finish(msgspec.Struct, frozen=True, tag="finish"):
     """The oldest step in flight is computed."""
 
+    execute_us: int = 1000
 
-Item = Arrive | Cancel | Plan | Finish
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """The prefix cache is reset."""
+
+
+Item = Arrive | Cancel | Plan | Tick | Finish | Reset
 
 
 class Script(msgspec.Struct, frozen=True):
@@ -69,10 +83,16 @@ def script_of(config: SchedulerConfig, records: Iterable[TraceRecord]) -> Script
             order.append(value.request_id)
         elif isinstance(value, CancelRequested):
             order.append(Cancel(value.request_id, value.reason))
+        elif isinstance(value, ClockAdvanced):
+            order.append(Tick(value.now_us))
         elif isinstance(value, StepPlan):
+            if isinstance(order[-1], Tick):
+                order.pop()
             order.append(Plan(recorder.timeline.now_us))
         elif isinstance(value, StepFinished):
-            order.append(Finish())
+            order.append(Finish(value.execute_us))
+        elif isinstance(value, PrefixCacheReset):
+            order.append(Reset())
     requests = {request.request_id: request for request in recorder.requests()}
     items = [Arrive(requests[item]) if isinstance(item, int) else item for item in order]
     return Script(config, tuple(items))
@@ -93,28 +113,35 @@ class ScriptRun:
         """Does what the item says, if there is anything to do."""
         driver = self.driver
         if isinstance(item, Arrive):
-            driver.arrive(item.request)
+            self._now_us = max(self._now_us, item.request.arrived_us)
+            driver.arrive(item.request, self._now_us)
         elif isinstance(item, Cancel):
             driver.cancel(item.request_id, item.reason)
-        elif isinstance(item, Plan):
+        elif isinstance(item, Reset):
+            driver.reset_prefix_cache()
+        elif isinstance(item, Finish):
+            if driver.has_step_in_flight:
+                driver.finish(item.execute_us)
+        else:
             self._now_us = max(self._now_us, item.now_us)
-            if driver.can_plan():
+            if isinstance(item, Tick):
+                driver.tick(self._now_us)
+            elif driver.can_plan():
                 driver.plan(self._now_us)
-        elif driver.has_step_in_flight:
-            driver.finish()
 
     def finish(self, max_extra_steps: int) -> None:
         """At most so many steps more, until everyone has ended."""
         driver = self.driver
         for _ in range(max_extra_steps):
-            while driver.has_step_in_flight:
-                driver.finish()
-            if not driver.can_plan():
+            if driver.can_plan():
+                self._now_us += EXTRA_STEP_US
+                driver.plan(self._now_us)
+            elif driver.has_step_in_flight:
+                driver.finish(EXTRA_STEP_US)
+            else:
                 break
-            self._now_us += EXTRA_STEP_US
-            driver.plan(self._now_us)
         while driver.has_step_in_flight:
-            driver.finish()
+            driver.finish(EXTRA_STEP_US)
 
 
 def run_script(

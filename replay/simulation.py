@@ -6,6 +6,7 @@ and its result, as in the core's shell. Writes the same records as a served run.
 """
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -59,6 +60,11 @@ def closed_loop(
     return arrivals
 
 
+class _Planned(msgspec.Struct, frozen=True):
+    planned_us: int
+    execute_us: int
+
+
 class Simulation:
     """One run from time 0; `run` ends when everyone has ended, or at `stop_us`."""
 
@@ -82,32 +88,62 @@ class Simulation:
         self._step_time = step_time
         self._log = log
         self._stop_us = stop_us
+        self._planned: deque[_Planned] = deque()
+        """The steps in flight."""
+        self._num_planned = 0
+        self._free_us = 0
+        """Since when the worker has nothing to do but the steps in flight."""
         self._written: dict[RequestId, int] = {}
         """Tokens in KV behind the steps planned so far."""
 
     def run(self) -> int:
-        """Answers the time of the end."""
-        now_us = step_index = 0
-        while self._stop_us is None or now_us < self._stop_us:
+        """Answers the time of the end.
+
+        The worker takes the steps in flight one by one; the core plans whenever something came.
+        """
+        driver, now_us = self._driver, 0
+        while True:
             self._deliver(now_us)
-            if not self._driver.can_plan():
-                due = self._next_arrival_us()
-                if due is None:
-                    break
-                now_us = max(now_us, due)
-                continue
-            plan = self._driver.plan(now_us)
-            execute_us = self._step_time.execute_us(self._terms(plan), step_index)
-            finished_us = now_us + self._step_time.schedule_us + execute_us
-            self._deliver(finished_us)
-            self._driver.finish()
-            self._log.append(
-                StepNote(execute_us=execute_us, schedule_us=self._step_time.schedule_us)
-            )
-            self._note_ends(finished_us)
-            now_us = finished_us + self._step_time.gap_us
-            step_index += 1
-        return now_us
+            while driver.can_plan() and self._plan(now_us):
+                pass
+            due_us = self._next_arrival_us()
+            if self._planned:
+                end_us = self._end_of_step_us()
+                if due_us is not None and due_us < end_us:
+                    now_us = max(now_us, due_us)
+                    continue
+                self._deliver(end_us)
+                self._finish(end_us)
+                now_us = end_us + self._step_time.gap_us
+            elif due_us is not None:
+                now_us = max(now_us, due_us)
+            else:
+                return now_us
+            if self._stop_us is not None and now_us >= self._stop_us:
+                return now_us
+
+    def _plan(self, now_us: int) -> bool:
+        plan = self._driver.plan(now_us)
+        self._note_ends(now_us)  # some may have run out of time
+        if plan is None:
+            return False
+        execute_us = self._step_time.execute_us(self._terms(plan), self._num_planned)
+        self._num_planned += 1
+        self._planned.append(_Planned(now_us, execute_us))
+        return True
+
+    def _end_of_step_us(self) -> int:
+        """Of the oldest step in flight: it begins when it is there and the worker is free."""
+        oldest = self._planned[0]
+        begun_us = max(oldest.planned_us + self._step_time.schedule_us, self._free_us)
+        return begun_us + oldest.execute_us
+
+    def _finish(self, end_us: int) -> None:
+        execute_us = self._planned.popleft().execute_us
+        self._free_us = end_us
+        self._driver.finish(execute_us)
+        self._log.append(StepNote(execute_us=execute_us, schedule_us=self._step_time.schedule_us))
+        self._note_ends(end_us)
 
     def _terms(self, plan: StepPlan) -> Terms:
         """As `step_time.terms_of` has them."""
@@ -126,11 +162,13 @@ class Simulation:
         return (1, int(bool(plan.chunks)), decodes, num_batched_tokens(plan) - decodes, context)
 
     def _next_arrival_us(self) -> int | None:
-        """When the next one comes if nobody ends before; nobody is left to end."""
+        """When the next one comes, None if somebody has to end before or nobody is left."""
         if self._next == len(self._arrivals):
             return None
         arrival = self._arrivals[self._next]
-        assert arrival.num_ended <= len(self._ends_us), "waits for an end that never comes"
+        if arrival.num_ended > len(self._ends_us):
+            assert self._planned, "waits for an end that never comes"
+            return None
         return self._due_us(arrival)
 
     def _due_us(self, arrival: Arrival) -> int:
@@ -144,7 +182,7 @@ class Simulation:
             if arrival.num_ended > len(self._ends_us) or self._due_us(arrival) > now_us:
                 break
             self._next += 1
-            self._arrive(arrival.request, max(self._due_us(arrival), 0))
+            self._arrive(arrival.request, now_us)
             self._note_ends(now_us)  # it may have been refused
         while self._cancels and self._cancels[0][0] <= now_us:
             _, request_id, cancellation = heapq.heappop(self._cancels)
@@ -160,15 +198,15 @@ class Simulation:
             del self._stop_strings[request_id]
             self._driver.cancel(request_id, CancelReason.STOP_STRING)
 
-    def _arrive(self, request: SimulatedRequest, due_us: int) -> None:
-        self._driver.arrive(request)
+    def _arrive(self, request: SimulatedRequest, now_us: int) -> None:
+        self._driver.arrive(request, now_us)
         cancellation = request.cancellation
         if cancellation is None:
             return
         if cancellation.reason is CancelReason.STOP_STRING:
             self._stop_strings[request.request_id] = cancellation.after_outputs
         else:
-            due = due_us + cancellation.after_us
+            due = now_us + cancellation.after_us
             heapq.heappush(self._cancels, (due, request.request_id, cancellation))
 
     def _note_ends(self, now_us: int) -> None:

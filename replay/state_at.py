@@ -82,6 +82,7 @@ def state_at(trace: Trace, step_id: StepId, when: When) -> StateAt:
         raise NoSuchStep(f"there is no step {step_id}, the trace holds {steps}")
     if not finished:
         raise NoSuchStep(f"step {step_id} is planned, but the trace ends before its result")
+    ledger.settle()
     return _state(ledger, plan, when)
 
 

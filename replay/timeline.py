@@ -1,7 +1,7 @@
 """A run as a table of steps and a table of requests, in engine time.
 
-Owns the dating of what the log does not date: arrivals stand between two clock readings, tokens
-come when their step ends. One pass over the records with a ledger; no scheduler. The input of
+Owns the dating of what the log does not date: tokens come when their step ends, cancels stand
+between two clock readings. One pass over the records with a ledger; no scheduler. The input of
 stats, diff, what-if, the Perfetto export and the report.
 
     engine time   planned ──schedule──┬──execute──┐ finished         next planned
@@ -28,7 +28,7 @@ from cearx.core.events import (
 )
 from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_records import StepNote
-from cearx.replay.ledger import Ledger, num_batched_tokens, rows
+from cearx.replay.ledger import BY_A_RESULT, Ledger, num_batched_tokens, rows
 from cearx.replay.trace import TraceRecord
 
 
@@ -138,7 +138,6 @@ class Timeline:
         self._has_clock = False
         self._index: dict[StepId, int] = {}
         """Of the steps in flight."""
-        self._undated_arrivals: list[RequestLine] = []
         self._undated_ends: list[RequestLine] = []
         self._undated_steps: list[int] = []
         self._last_finished: int | None = None
@@ -182,20 +181,20 @@ class Timeline:
         self._date(self.last_us)
 
     def _tick(self, now_us: int) -> None:
+        self._see_clock(now_us)
+        self._date(now_us)
+
+    def _see_clock(self, now_us: int) -> None:
         if not self._has_clock:
             self._has_clock, self.first_us = True, now_us
         self.last_us = max(self.last_us, now_us)
-        self._date(now_us)
 
     def _date(self, now_us: int) -> None:
-        for line in self._undated_arrivals:
-            line.arrived_us = now_us
         for step in self._undated_steps:
             self.steps.finished_us[step] = now_us
         for line in self._undated_ends:
             at = line.ended_step
             line.ended_us = now_us if at is None else self.steps.finished_us[at]
-        self._undated_arrivals.clear()
         self._undated_steps.clear()
         self._undated_ends.clear()
         self._last_finished = None
@@ -205,15 +204,11 @@ class Timeline:
             request_id=event.request_id,
             num_prompt_tokens=event.num_prompt_tokens,
             max_tokens=event.max_tokens,
-            arrived_us=self._ledger.now_us,
+            arrived_us=event.arrived_us,
             arrived_step=len(self.steps),
         )
         self.requests[event.request_id] = line
-        if self._ledger.in_flight:
-            line.arrived_us += 1  # behind the clock that the step in flight was planned at
-        else:
-            # Nothing is computed, so the next step is planned at once: that clock is the closest.
-            self._undated_arrivals.append(line)
+        self._see_clock(event.arrived_us)
 
     def _end(
         self, request_id: RequestId, ended: FinishReason | None, refused: RefusalReason | None
@@ -222,10 +217,11 @@ class Timeline:
         if line is None:
             return
         line.ended, line.refused = ended, refused
-        if ended is not None and ended is not FinishReason.CANCELLED:
+        if ended in BY_A_RESULT:
             line.ended_step = self._last_finished
         if self._ledger.in_flight and line.ended_step is None:
-            line.ended_us = self._ledger.now_us + 1  # as with arrivals
+            # Behind the clock that the step in flight was planned at; the log does not say more.
+            line.ended_us = self._ledger.now_us + 1
         else:
             self._undated_ends.append(line)
 

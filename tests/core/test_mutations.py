@@ -2,10 +2,9 @@
 
 from functools import cache
 
-import msgspec
 import pytest
 from mutants import MUTATIONS, Mutation, mutant
-from random_run import DEEP, PIPELINED, SMALL, URGENT, RandomRun
+from random_run import CONFIGS, RandomRun
 from simulated_engine import RecordList
 
 from cearx.core.config import SchedulerConfig
@@ -16,14 +15,6 @@ from cearx.replay.verify import Difference, Verifier
 
 NUM_SEEDS = 75
 NUM_STEPS = 120
-LIMITED = msgspec.structs.replace(
-    PIPELINED,
-    target_itl_us=9_000,
-    max_num_queued_reqs=4,
-    request_timeout_us=700_000,
-    max_overtakes=1,
-)
-CONFIGS = (PIPELINED, SMALL, URGENT, LIMITED, DEEP)
 
 
 def config_of(seed: int) -> SchedulerConfig:

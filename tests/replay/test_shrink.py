@@ -3,13 +3,14 @@
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from random import Random
 
 import msgspec
 import pytest
 from mutants import MUTATIONS, Mutation, mutant
-from random_run import SMALL, RandomRun
+from random_run import CONFIGS, RandomRun
 from simulated_engine import RecordList
 from trace_samples import write_run
 
@@ -36,22 +37,25 @@ CONFIG = SchedulerConfig(
     max_num_seqs=32,
     max_num_batched_tokens=512,
     enable_prefix_caching=True,
+    admission="greedy",
 )
 
 
+@cache
 def small_script(seed: int) -> Script:
+    config = CONFIGS[seed % len(CONFIGS)]
     log = RecordList()
-    RandomRun(SMALL, seed, log=log).run(150)
-    return script_of(SMALL, (TraceRecord(seq, seq, value) for seq, value in enumerate(log)))
+    RandomRun(config, seed, log=log).run(100)
+    return script_of(config, (TraceRecord(seq, seq, value) for seq, value in enumerate(log)))
 
 
 def failing(make: type[Scheduler], watch: Watch) -> tuple[Script, Failure]:
-    for seed in range(25):
+    for seed in range(60):
         script = small_script(seed)
         failure = first_failure(make, script, watch)
         if failure is not None:
             return script, failure
-    raise AssertionError("no failure in 25 runs")
+    raise AssertionError("no failure in 60 runs")
 
 
 def check_minimal(make: type[Scheduler], watch: Watch, failure: Failure, shrunk: Shrunk) -> None:
@@ -64,26 +68,29 @@ def check_minimal(make: type[Scheduler], watch: Watch, failure: Failure, shrunk:
         assert predicate(Script(shrunk.script.config, items)) is None, index
 
 
-SHOWN = [
-    m
-    for m in MUTATIONS
-    if m.breaks_invariant
-    and m.name not in ("holds_back_too_much", "cancel_frees_under_a_running_step")
-]
+NOT_IN_THE_LOG = {
+    "waits_for_too_little",
+    "preempts_for_nothing",
+    "recomputes_uncounted",
+    "pace_forgets_decodes",
+    "deadline_passes_by",
+}
+"""As in the tests of the rules."""
+SHOWN = [m for m in MUTATIONS if m.breaks_invariant and m.name not in NOT_IN_THE_LOG]
 
 
 @pytest.mark.parametrize("mutation", SHOWN, ids=lambda mutation: mutation.name)
 def test_a_broken_rule_or_crash_is_shrunk(mutation: Mutation) -> None:
-    """Each planted mistake: the same failure with at most five requests."""
+    """Each planted mistake: the same failure with fewer than ten requests."""
     make, watch = mutant(mutation), Watch()
     script, failure = failing(make, watch)
     shrunk = shrink(script, keeps(make, watch, failure), 30)
     check_minimal(make, watch, failure, shrunk)
-    assert shrunk.script.num_requests <= 5
+    assert shrunk.script.num_requests < 10
     assert first_failure(Scheduler, shrunk.script, watch) is None
 
 
-@pytest.mark.parametrize("name", ["evicts_the_newest", "no_room_to_grow", "never_shares_outputs"])
+@pytest.mark.parametrize("name", ["evicts_the_newest", "never_shares_outputs"])
 def test_a_divergence_is_shrunk(name: str) -> None:
     """Another policy: two schedulers disagree about the same field to the end."""
     make = mutant(BY_NAME[name])
@@ -91,22 +98,24 @@ def test_a_divergence_is_shrunk(name: str) -> None:
     script, failure = failing(make, watch)
     shrunk = shrink(script, keeps(make, watch, failure), 30)
     check_minimal(make, watch, failure, shrunk)
-    assert shrunk.script.num_requests <= 5
+    assert shrunk.script.num_requests < 10
 
 
-class Deaf(Scheduler):
-    """Never lets in a second request while one runs: later ones starve behind long ones."""
-
-    def _plan_admissions(self, step: object) -> None:
-        if not self._running:
-            super()._plan_admissions(step)  # type: ignore[arg-type]
+DEAF = Mutation(
+    "deaf",
+    "planner",
+    "if len(self._books.running) == self._config.max_num_seqs:",
+    "if self._books.running:",
+)
+"""Lets in nobody while one runs: later ones starve behind long ones."""
 
 
 def test_a_stall_is_shrunk() -> None:
     """Few requests are enough to show that one waits for others' whole lives."""
     watch = Watch(kinds=frozenset({"stall"}), stall_steps=24)
-    script, failure = failing(Deaf, watch)
-    shrunk = shrink(script, keeps(Deaf, watch, failure), 30, keep_config=True)
+    deaf = mutant(DEAF)
+    script, failure = failing(deaf, watch)
+    shrunk = shrink(script, keeps(deaf, watch, failure), 30, keep_config=True)
     assert shrunk.script.num_requests <= 5 < script.num_requests
     assert shrunk.script.config == script.config
     assert first_failure(Scheduler, shrunk.script, watch) is None

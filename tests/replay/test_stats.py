@@ -94,18 +94,15 @@ def test_counted_by_hand() -> None:
     first, second, third = figures(timeline)
     assert (first.arrived_us, first.queue_us, first.ttft_us, first.total_us) == (0, 0, 2110, 4230)
     assert (first.num_chunks, first.num_output_tokens, first.itl_p50_us) == (2, 3, 1060)
-    # An arrival within a step is dated just behind its plan: the log does not say more.
-    assert (second.arrived_us, second.queue_us, second.ttft_us) == (1, 1059, 2109)
-    assert (third.arrived_us, third.queue_us, third.waited_us) == (1061, 2119, 2119)
-    assert (third.ttft_us, third.total_us, third.ended) == (3169, 4229, "LENGTH")
-    assert third.stall_us == 2119
+    assert (second.arrived_us, second.queue_us, second.ttft_us) == (500, 560, 1610)
+    assert (third.arrived_us, third.queue_us, third.waited_us) == (1500, 1680, 1680)
+    assert (third.ttft_us, third.total_us, third.ended) == (2730, 3790, "LENGTH")
+    assert third.stall_us == 1680
     run = run_figures(timeline, [first, second, third])
     assert (run.duration_us, run.num_steps, run.num_output_tokens) == (5290, 5, 7)
     assert run.output_tokens_per_s == 7 * 1_000_000 // 5290
     assert run.ended == {"LENGTH": 3}
-    assert run.ttft_us == Spread(
-        count=3, mean=(2110 + 2109 + 3169) // 3, p50=2110, p99=3169, max=3169
-    )
+    assert run.ttft_us == Spread(count=3, mean=2150, p50=2110, p99=2730, max=2730)
     assert run.budget_fill_permille is not None and run.budget_fill_permille.max == 1000
     assert run.block_occupancy_permille is not None and run.block_occupancy_permille.max == 625
     assert run.stall_us == 1060 and run.stall_step == 0

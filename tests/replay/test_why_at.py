@@ -1,6 +1,7 @@
 """`why` and `at` tell what the plans and the scheduler's own state say."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,16 @@ from cearx.core.events import (
     RequestArrived,
     RequestEnded,
     RequestRefused,
+    RequestWaits,
     StepPlan,
 )
 from cearx.core.identifiers import RequestId, StepId
+from cearx.core.request import Request
 from cearx.core.scheduler import Scheduler
 from cearx.replay import cli
 from cearx.replay.state_at import NoSuchStep, QueueEntry, block_ranges, state_at
-from cearx.replay.trace import Trace
+from cearx.replay.timeline import Timeline
+from cearx.replay.trace import Trace, TraceRecord
 from cearx.replay.why import explain
 
 
@@ -39,12 +43,31 @@ def row_in(plan: StepPlan, request_id: int) -> tuple[str, str] | None:
     return None
 
 
+def queue_heads(records: list[TraceRecord]) -> dict[int, RequestWaits]:
+    """The first request of each plan's waits that has no seat."""
+    running: set[int] = set()
+    heads: dict[int, RequestWaits] = {}
+    for record in records:
+        value = record.value
+        if isinstance(value, RequestEnded):
+            running.discard(value.request_id)
+        elif isinstance(value, StepPlan):
+            running -= set(value.preempted)
+            running |= {admission.request_id for admission in value.admitted}
+            for wait in value.waits:
+                if wait.request_id not in running:
+                    heads[value.step_id] = wait
+                    break
+    return heads
+
+
 def test_every_step_of_every_request(path: Path) -> None:
     """The spans cover each step of a request's life once and say what the step's plan says."""
     trace = Trace.open(path)
     records = list(trace.records())
     plans = {r.value.step_id: r.value for r in records if isinstance(r.value, StepPlan)}
     arrivals = [r.value for r in records if isinstance(r.value, RequestArrived)]
+    heads = queue_heads(records)
     refused = {r.value.request_id for r in records if isinstance(r.value, RequestRefused)}
     seen: set[str] = set()
     for arrival in arrivals:
@@ -63,7 +86,7 @@ def test_every_step_of_every_request(path: Path) -> None:
             for step in steps:
                 expected = row_in(plans[StepId(step)], arrival.request_id)
                 if expected is None:
-                    head = plans[StepId(step)].waits[-1]
+                    head = heads[step]
                     expected = ("waits", f"BEHIND {head.request_id}: {head.reason.name}")
                 assert (span.what, span.reason) == expected
             admitted = [a.request_id for s in steps for a in plans[StepId(s)].admitted]
@@ -73,36 +96,54 @@ def test_every_step_of_every_request(path: Path) -> None:
     assert seen == {"waits", "behind", "prefill", "decode"}
 
 
+def first_preempted(path: Path) -> tuple[RequestId, StepId]:
+    for record in Trace.open(path).records():
+        if isinstance(record.value, StepPlan) and record.value.preempted:
+            return record.value.preempted[0], record.value.step_id
+    raise AssertionError("nobody is preempted in this run")
+
+
 def test_why_as_text(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The preempted request of this run: when it was put out, by whose arrival, and the sums."""
-    assert cli.main(["why", str(path), "29"]) == 0
+    """A preempted request: when it was put out, for what it waited, what it got."""
+    request_id, step_id = first_preempted(path)
+    assert cli.main(["why", str(path), str(request_id)]) == 0
     text = capsys.readouterr().out
-    for line in (
-        "request 29",
-        "20 prompt tokens, max_tokens 16",
-        "BEHIND 28: NO_SEAT; let in: 27",
+    for part in (
+        f"request {request_id}",
+        "prompt tokens, max_tokens",
         "preempted  its blocks went to requests that arrived before it",
-        "AFTER_PREEMPTION; put out: 29",
+        f"put out: {request_id}",
+        f"  {step_id}",
+        "tokens computed",
         "ended",
         "waited for",
     ):
-        assert line in text
-    assert cli.main(["why", str(path), "29", "--json"]) == 0
+        assert part in text
+    assert cli.main(["why", str(path), str(request_id), "--json"]) == 0
     spans = json.loads(capsys.readouterr().out)
-    assert sum(span["num_sampled"] for span in spans) == 16
+    trace = Trace.open(path)
+    timeline = Timeline.of(trace.header.config, trace.records())
+    sampled = sum(span["num_sampled"] for span in spans)
+    assert sampled == len(timeline.requests[request_id].token_steps) > 0
     assert cli.main(["why", str(path), "99999"]) == 2
     assert "does not mention request 99999" in capsys.readouterr().err
 
 
-def entries(requests: list[object]) -> list[tuple[object, ...]]:
+def entries(scheduler: Scheduler, requests: Iterable[Request]) -> list[tuple[object, ...]]:
+    """By arrival: id, tokens whose KV is written, blocks."""
+    books = scheduler.books
     return [
-        (r.request_id, r.num_tokens - r.num_prompt_tokens, r.num_computed, tuple(r.block_ids))  # type: ignore[attr-defined]
-        for r in requests
+        (
+            r.request_id,
+            0 if r.admitted_step is None else books.num_settled(r),
+            tuple(r.block_ids),
+        )
+        for r in sorted(requests, key=lambda r: r.request_id)
     ]
 
 
 def shown(queue: list[QueueEntry]) -> list[tuple[object, ...]]:
-    return [(e.request_id, e.num_output_tokens, e.num_written_tokens, e.block_ids) for e in queue]
+    return [(e.request_id, e.num_written_tokens, e.block_ids) for e in queue]
 
 
 def test_at_agrees_with_the_scheduler(path: Path) -> None:
@@ -117,14 +158,18 @@ def test_at_agrees_with_the_scheduler(path: Path) -> None:
             if isinstance(value, StepPlan):
                 if value.step_id == step:
                     before = state_at(trace, StepId(step), "before")
-                    assert shown(before.running) == entries(list(scheduler._running.values()))
-                    assert shown(before.waiting) == entries(list(scheduler._waiting.values()))
+                    assert shown(before.running) == entries(
+                        scheduler, scheduler.books.running.values()
+                    )
+                    assert shown(before.waiting) == entries(scheduler, scheduler.books.waiting)
                     planned = True
                 scheduler.plan()
                 if planned:
                     state = state_at(trace, StepId(step), "planned")
-                    assert shown(state.running) == entries(list(scheduler._running.values()))
-                    assert state.num_held == state.num_blocks - scheduler.pool.num_free
+                    assert shown(state.running) == entries(
+                        scheduler, scheduler.books.running.values()
+                    )
+                    assert state.num_held == state.num_blocks - scheduler.books.pool.num_free
                     assert state.budget_used <= state.budget
             elif isinstance(value, ClockAdvanced | RequestArrived | CancelRequested):
                 scheduler.apply(value)
@@ -132,19 +177,20 @@ def test_at_agrees_with_the_scheduler(path: Path) -> None:
                 scheduler.apply(value)  # type: ignore[arg-type]
                 finished = planned
         after = state_at(trace, StepId(step), "after")
-        assert shown(after.running) == entries(list(scheduler._running.values()))
-        assert after.num_cached == len(scheduler.pool._cached)
-        assert after.num_blank == len(scheduler.pool._blank)
+        assert shown(after.running) == entries(scheduler, scheduler.books.running.values())
+        assert after.num_cached == len(scheduler.books.pool._cached)
+        assert after.num_blank == len(scheduler.books.pool._blank)
 
 
 def test_at_as_text(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The tables, the pool and both moments; a step that is not there is refused with the range."""
-    assert cli.main(["at", str(path), "--step", "68"]) == 0
+    request_id, step_id = first_preempted(path)
+    assert cli.main(["at", str(path), "--step", str(step_id)]) == 0
     text = capsys.readouterr().out
-    assert "step 68, planned, at" in text and "put out  29" in text
+    assert f"step {step_id}, planned, at" in text and f"put out  {request_id}" in text
     assert "held" in text and "running" in text and "waiting" in text
-    assert cli.main(["at", str(path), "--step", "68", "--after", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["preempted"] == [29]
+    assert cli.main(["at", str(path), "--step", str(step_id), "--after", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["preempted"][0] == request_id
     assert cli.main(["at", str(path), "--step", "68", "--after", "--before"]) == 2
     assert cli.main(["at", str(path), "--step", "9999"]) == 2
     assert "there is no step 9999, the trace holds steps 0 to" in capsys.readouterr().err

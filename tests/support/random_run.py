@@ -42,6 +42,17 @@ DEEP = msgspec.structs.replace(
 """Three steps in flight and hardly any blocks."""
 
 
+LIMITED = msgspec.structs.replace(
+    PIPELINED,
+    target_itl_us=9_000,
+    max_num_queued_reqs=4,
+    request_timeout_us=700_000,
+    max_overtakes=1,
+)
+"""Every limit there is."""
+CONFIGS = (PIPELINED, SMALL, URGENT, LIMITED, DEEP)
+
+
 def random_config(random: Random) -> SchedulerConfig:
     """Any small configuration, down to one block, one seat and one token a step."""
     max_num_seqs = random.randint(1, 8)
