@@ -92,6 +92,9 @@ const WORDS = {
   NO_BUDGET: `the step's ${data.config.max_num_batched_tokens} tokens are used up (max_num_batched_tokens)`,
   NO_BLOCKS: "not enough free KV blocks",
   AFTER_PREEMPTION: "blocks ran out in this step, so nobody is let in",
+  ADMISSION: `the admission policy (${data.config.admission}) expects the pool to run out of blocks`,
+  IN_FLIGHT: "a step that still samples its next token is in flight",
+  PARTIAL_PREFILLS: "enough prompts are computed in part already (max_num_partial_prefills)",
 };
 const reasonName = (code) => data.reasons[code] || `reason ${code}`;
 const inWords = (name) => WORDS[name] || name.toLowerCase().replaceAll("_", " ");
