@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from cearx.core.admission import find_policy
 from cearx.core.config import SchedulerConfig
 
 
@@ -16,6 +17,8 @@ def with_overrides(config: SchedulerConfig, settings: Iterable[str]) -> Schedule
             raise ValueError(f"{setting!r} is no NAME=VALUE with one of {', '.join(values)}")
         values[name] = value
     try:
-        return msgspec.convert(values, SchedulerConfig, strict=False)
+        config = msgspec.convert(values, SchedulerConfig, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(f"{', '.join(settings)}: {error}") from None
+    find_policy(config.admission)
+    return config

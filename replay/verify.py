@@ -52,10 +52,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fresh_scheduler(config: SchedulerConfig) -> Scheduler:
-    """The scheduler that a trace starts from; raises TraceIncompatible for an absurd pool."""
+    """The scheduler that a trace starts from; raises TraceIncompatible for an absurd pool or an
+    admission policy that is not installed."""
     if config.num_blocks > MAX_BLOCKS:
         raise TraceIncompatible(f"a pool of {config.num_blocks} blocks, the limit is {MAX_BLOCKS}")
-    return Scheduler(config)
+    try:
+        return Scheduler(config)
+    except ValueError as error:  # an admission policy that is not installed here
+        raise TraceIncompatible(str(error)) from None
 
 
 def restored_scheduler(config: SchedulerConfig, snapshot: TraceSnapshot) -> Scheduler:

@@ -16,6 +16,7 @@ from cearx.core.trace_format import decode_header, encode_frame, encode_header, 
 from cearx.core.trace_records import GapReason, StepNote, TraceGap, TraceSnapshot, encode_record
 from cearx.replay import cli
 from cearx.replay.figures import request_figures
+from cearx.replay.invariants import Checker
 from cearx.replay.ledger import Ledger
 from cearx.replay.state_at import NoSuchStep, state_at
 from cearx.replay.timeline import Timeline
@@ -128,12 +129,33 @@ def test_at_is_the_same_from_a_suffix(paths: list[Path]) -> None:
 def test_no_rule_is_broken(
     paths: list[Path], with_gap: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From each segment on, and behind a gap; a fault there is found as it is in a whole run."""
+    """From each segment on, and behind a gap."""
     for path in (*paths, with_gap):
         assert cli.main(["check", str(path)]) == 0, capsys.readouterr().out
     out = capsys.readouterr().out
     assert "the log begins within the run, with segment 1" in out
     assert "are lost (WRITE_FAILED)" in out
+
+
+def test_a_fault_in_a_suffix_is_found(paths: list[Path]) -> None:
+    """A block that a request from before the log holds is granted to another."""
+    part = Trace.open(paths[2])
+    checker = Checker(part.header.config)
+    rules: set[str] = set()
+    for record in part.records():
+        plan = record.value
+        held = [b for r in checker.ledger.running() for b in r.block_ids[-1:]]
+        if isinstance(plan, StepPlan) and plan.granted and not plan.preempted and held:
+            hits = {a.request_id: a.num_cached_tokens for a in plan.admitted}
+            last = plan.granted[-1]
+            if hits.get(last.request_id, 0) == 0:
+                wrong = msgspec.structs.replace(last, block_ids=(held[0],))
+                plan = msgspec.structs.replace(plan, granted=(*plan.granted[:-1], wrong))
+                found = checker.feed(msgspec.structs.replace(record, value=plan))
+                rules = {violation.invariant for violation in found}
+                break
+        assert not checker.feed(record)
+    assert "I2" in rules
 
 
 def later_arrivals(records: list[TraceRecord]) -> set[RequestId]:

@@ -218,3 +218,10 @@ def test_decisions_are_as_agreed(update_golden: bool) -> None:
     if update_golden:
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text(), "if it is meant: pytest --update-golden, then review"
+
+
+def test_an_admission_policy_that_is_not_installed() -> None:
+    """A trace may come from a server with policies that are not here."""
+    config = msgspec.structs.replace(SMALL, admission="hopeful")
+    with pytest.raises(TraceIncompatible, match="'hopeful'"):
+        fresh_scheduler(config)

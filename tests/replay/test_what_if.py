@@ -60,6 +60,33 @@ def test_it_predicts_the_other_run(
             assert left == pytest.approx(right, rel=0.05), (name, field)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "pipeline_depth=1",
+        "admission=watermark",
+        "admission=greedy",
+        "max_overtakes=0",
+        "long_prefill_token_threshold=64",
+        "max_num_partial_prefills=1",
+        "target_itl_us=9000",
+        "max_num_queued_reqs=3",
+        "request_timeout_us=2000000",
+    ],
+)
+def test_the_policies_can_be_asked(setting: str, tmp_path: Path) -> None:
+    """Where KV is short: the run that really had the other policy, within 5 %."""
+    flags = ("--concurrency", "40", "--set", "num_blocks=300")
+    before = run(tmp_path / "before", *flags)
+    after = run(tmp_path / "after", *flags, "--set", setting)
+    assert cli.main(["check", str(tmp_path / "after")]) == 0
+    predicted, real = asked(before, "closed", setting).changed, figures_of(load_of(after)[0])
+    assert predicted is not None
+    assert predicted.ended.keys() == real.ended.keys()
+    for name in ("output_tokens_per_s", "duration_us", "num_steps"):
+        assert getattr(predicted, name) == pytest.approx(getattr(real, name), rel=0.05), name
+
+
 def test_calibration_repeats_stops_failures_and_cancels(tmp_path: Path) -> None:
     """The oracle keeps lengths and reasons; a run in virtual time ends with the same counts."""
     trace = Trace.open(write_run(tmp_path, 400, seed=3))
@@ -104,6 +131,7 @@ def test_what_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("block_size=32", "the log's hashes are of blocks of 16 tokens"),
         ("policy=best", "'policy=best' is no NAME=VALUE with one of"),
         ("max_num_seqs=many", "Expected `int`, got `str`"),
+        ("admission=hopeful", "hopeful"),
     ):
         assert cli.main(["what-if", path, "--set", setting]) == 2
         assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
