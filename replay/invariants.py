@@ -10,7 +10,7 @@
 Owns the rules; knows events and decisions only, no scheduler. One violation does not end the check.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -129,7 +129,7 @@ class Checker:
             self._seen.add(value.request_id)
             priority = value.priority if self._config.scheduling_policy == "priority" else 0
             self._orders[value.request_id] = (priority, value.request_id)
-            self._due.refusal = expected_refusal(self._config, value, self.ledger.waiting())
+            self._due.refusal = expected_refusal(self._config, value, self.ledger)
             if self._due.refusal is None and self._config.request_timeout_us:
                 deadline_us = value.arrived_us + self._config.request_timeout_us
                 self._deadlines[value.request_id] = deadline_us
@@ -375,12 +375,15 @@ class Checker:
 
 
 def expected_refusal(
-    config: SchedulerConfig, event: RequestArrived, waiting: Sequence[LedgerRequest]
+    config: SchedulerConfig, event: RequestArrived, ledger: Ledger
 ) -> RequestRefused | None:
     """What must be said to a request that can never run, or may not wait."""
+    waiting = ledger.waiting()
     queued = event.num_prompt_tokens + sum(r.num_tokens + r.num_pending for r in waiting)
-    is_full = 0 < config.max_num_queued_reqs <= len(waiting)
-    is_long = bool(waiting) and 0 < config.max_num_queued_tokens < queued
+    # Whoever finds a free seat does not queue.
+    beyond = len(waiting) + ledger.num_running - config.max_num_seqs
+    is_full = 0 < config.max_num_queued_reqs <= beyond
+    is_long = beyond > 0 and 0 < config.max_num_queued_tokens < queued
     prompt, longest = event.num_prompt_tokens, event.num_prompt_tokens + event.max_tokens
     pool_tokens = config.num_blocks * config.block_size
     checks = (
@@ -393,7 +396,7 @@ def expected_refusal(
             config.max_model_len,
         ),
         (longest - 1 > pool_tokens, RefusalReason.POOL_TOO_SMALL, longest - 1, pool_tokens),
-        (is_full, RefusalReason.QUEUE_FULL, len(waiting) + 1, config.max_num_queued_reqs),
+        (is_full, RefusalReason.QUEUE_FULL, beyond + 1, config.max_num_queued_reqs),
         (is_long, RefusalReason.QUEUE_TOKENS, queued, config.max_num_queued_tokens),
     )
     for applies, reason, need, limit in checks:
