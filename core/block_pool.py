@@ -9,7 +9,7 @@ blank. The cached ones are kept in order of release and reused from the oldest.
         └ evicted content is overwritten by its new holder
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -57,6 +57,24 @@ class BlockPool:
         """How many of these are held by nobody, so that sharing them uses up free blocks."""
         return sum(self._ref_counts[block] == 0 for block in block_ids)
 
+    def is_sole(self, block: BlockId) -> bool:
+        """Whether one holder only has it."""
+        return self._ref_counts[block] == 1
+
+    def num_freed_by(self, tables: Iterable[Iterable[BlockId]]) -> int:
+        """How many blocks become free when all these holders let go."""
+        counts = Counter(block for table in tables for block in table)
+        return sum(self._ref_counts[block] == count for block, count in counts.items())
+
+    def num_held_by_others(self, block_ids: Iterable[BlockId]) -> int:
+        """How many leading ones of a request's blocks somebody else holds as well."""
+        count = 0
+        for block in block_ids:
+            if self._ref_counts[block] == 1:
+                break
+            count += 1
+        return count
+
     def share(self, block_ids: Iterable[BlockId]) -> None:
         """One more holder for blocks that `find` returned."""
         for block in block_ids:
@@ -101,6 +119,13 @@ class BlockPool:
                     self._blank.append(block)
                 else:
                     self._cached[block] = None
+
+    def forget_contents(self) -> None:
+        """Nothing computed up to now is found again; who holds blocks keeps them."""
+        self._blank.extend(reversed(self._cached))
+        self._cached.clear()
+        self._by_hash.clear()
+        self._hashes = [None] * len(self._hashes)
 
     def snapshot(self) -> BlockPoolState:
         return BlockPoolState(

@@ -81,7 +81,7 @@ def configure_logging(level: str) -> None:
 
 
 def signal_fd(*numbers: int) -> int:
-    """A file descriptor that becomes readable on these signals, so that they cut no work in half.
+    """A file descriptor that gets the numbers of these signals, so that they cut no work in half.
 
     From then on the signals do nothing else. Call it in the main thread.
     """

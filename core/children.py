@@ -47,6 +47,11 @@ class Child:
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"{self.name} was killed by {name}{hint}"
 
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal, if it still runs."""
+        if self.is_running:
+            self.process.send_signal(number)
+
     def terminate(self) -> None:
         if self.is_running:
             self.process.terminate()

@@ -22,6 +22,7 @@ from cearx.core.supervisor import ServeFlags, serve
 DELEGATED = {
     "chat": ("cearx.frontend.chat", "Chat in the terminal with a running server, or start one."),
     "replay": ("cearx.replay.cli", "Re-run the scheduler over a trace log and compare."),
+    "simulate": ("cearx.replay.simulate", "Run the scheduler against a synthetic load."),
 }
 """Commands of other folders: module with `main(argv) -> exit code`, and its line in the help."""
 
@@ -75,7 +76,7 @@ def flag_parameters() -> list[inspect.Parameter]:
         docs = field_docs(config)
         hints = get_type_hints(config)
         for field in msgspec.structs.fields(config):
-            in_bytes = field.name.endswith(("_bytes", "_memory"))
+            in_bytes = field.name.endswith(("_bytes", "_memory", "_segment_size"))
             option = typer.Option(
                 help=docs[field.name],
                 rich_help_panel=section.capitalize(),

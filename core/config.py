@@ -47,6 +47,26 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens computed in one step, decodes and prefill chunks together."""
     enable_prefix_caching: bool
     """Whether full blocks are kept for requests that begin with the same tokens."""
+    pipeline_depth: int = 1
+    """Steps that may be in flight at once."""
+    admission: str = "forecast"
+    """Name of the admission policy (`admission.py`)."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Whether requests go in order of arrival, or of priority and then arrival."""
+    max_overtakes: int = 4
+    """Admissions that may pass a request which waits for blocks."""
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one prompt in a step; 0 is no limit."""
+    max_num_partial_prefills: int = 0
+    """Prompts that may be computed in part at the same time; 0 is no limit."""
+    target_itl_us: int = 0
+    """Length in microseconds that prefill chunks may bring a step with decodes to; 0: no limit."""
+    max_num_queued_reqs: int = 0
+    """Requests that may wait beside those for whom a seat is free; 0 is no limit."""
+    max_num_queued_tokens: int = 0
+    """Known tokens of all that may wait when no seat is free; 0 is no limit."""
+    request_timeout_us: int = 0
+    """Time from a request's arrival to its deadline; 0 is none."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -54,10 +74,30 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
             "num_blocks",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "pipeline_depth",
         ):
             _at_least(name, getattr(self, name), 1)
+        for name in (
+            "max_overtakes",
+            "long_prefill_token_threshold",
+            "max_num_partial_prefills",
+            "target_itl_us",
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
+            "request_timeout_us",
+        ):
+            _at_least(name, getattr(self, name), 0)
         _at_least("max_model_len", self.max_model_len, 2)
         _check_budget(self.max_num_batched_tokens, self.max_num_seqs)
+
+
+class TraceLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How a trace log is cut into segments, kept and synced; the flags are `CoreConfig`'s."""
+
+    segment_bytes: int = 64 * 1024 * 1024
+    segment_seconds: int = 3600
+    keep: int = 8
+    fsync: Literal["never", "rotate", "everysec"] = "everysec"
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +107,79 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Token budget of a step: decodes and prefill chunks together."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of prompts that begin with the same tokens."""
+    async_scheduling: bool = True
+    """Plan the next step while one runs."""
+    admission: str = "forecast"
+    """When a request gets blocks: 'forecast', 'watermark', 'greedy' or an installed policy."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """Serve in order of arrival, or of each request's priority (lower first) and then arrival."""
+    max_overtakes: int = 4
+    """Requests that may pass one which waits for KV blocks; 0 keeps the order strictly."""
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one prompt in a step (0: no limit)."""
+    max_num_partial_prefills: int = 0
+    """Prompts that may be computed in part at the same time (0: no limit)."""
+    target_itl_ms: int = 0
+    """Milliseconds that a step with decodes may take: sizes prefill chunks (0: no target)."""
+    max_num_queued_reqs: int = 0
+    """Requests that may wait; more are answered with 503 (0: no limit)."""
+    max_num_queued_tokens: int = 0
+    """Prompt tokens that may wait; more are answered with 503 (0: no limit)."""
+    request_timeout: int = 0
+    """Seconds after which a request is ended with 504 (0: never)."""
     trace: str = "auto"
     """Folder of the trace log, 'off' for none, 'auto' for ~/.cache/cearx/traces."""
+    trace_segment_size: int = 64 * 1024 * 1024
+    """Bytes after which the trace log begins a new file."""
+    trace_segment_seconds: int = 3600
+    """Seconds after which the trace log begins a new file."""
+    trace_keep: int = 8
+    """Files of the trace log that are kept, those of earlier runs in the folder included."""
+    trace_fsync: Literal["never", "rotate", "everysec"] = "everysec"
+    """When the trace log is forced to the disk; a crash of this process loses nothing either way.
+
+    'rotate' is at the end of each file."""
 
     def __post_init__(self) -> None:
         _at_least("--max-num-seqs", self.max_num_seqs, 1)
+        for name in (
+            "max_overtakes",
+            "long_prefill_token_threshold",
+            "max_num_partial_prefills",
+            "target_itl_ms",
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
+            "request_timeout",
+        ):
+            _at_least(f"--{name.replace('_', '-')}", getattr(self, name), 0)
         _check_budget(self.max_num_batched_tokens, self.max_num_seqs)
+        _at_least("--trace-segment-size", self.trace_segment_size, 65536)
+        _at_least("--trace-segment-seconds", self.trace_segment_seconds, 1)
+        _at_least("--trace-keep", self.trace_keep, 2)
+
+
+def scheduler_config(
+    core: CoreConfig, *, block_size: int, num_blocks: int, max_model_len: int
+) -> SchedulerConfig:
+    """What the flags say, with the sizes of a worker; raises ValueError."""
+    return SchedulerConfig(
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=core.max_num_seqs,
+        max_num_batched_tokens=core.max_num_batched_tokens,
+        enable_prefix_caching=core.enable_prefix_caching,
+        pipeline_depth=2 if core.async_scheduling else 1,
+        admission=core.admission,
+        scheduling_policy=core.scheduling_policy,
+        max_overtakes=core.max_overtakes,
+        long_prefill_token_threshold=core.long_prefill_token_threshold,
+        max_num_partial_prefills=core.max_num_partial_prefills,
+        target_itl_us=core.target_itl_ms * 1000,
+        max_num_queued_reqs=core.max_num_queued_reqs,
+        max_num_queued_tokens=core.max_num_queued_tokens,
+        request_timeout_us=core.request_timeout * 1_000_000,
+    )
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ before it leaves. Owns no socket and no clock: `process.py` calls it.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -22,6 +23,8 @@ from cearx.core.events import (
     Decision,
     Event,
     FinishReason,
+    PrefillChunk,
+    PrefixCacheReset,
     RequestArrived,
     RequestEnded,
     RequestRefused,
@@ -58,6 +61,10 @@ class EventLog(Protocol):
 
     def flush(self) -> None: ...
 
+    def maintain(self, snapshot: Callable[[], bytes]) -> None: ...
+
+    def pin(self, reason: str) -> None: ...
+
 
 class NullLog:
     """`--trace off`."""
@@ -69,6 +76,12 @@ class NullLog:
         pass
 
     def flush(self) -> None:
+        pass
+
+    def maintain(self, snapshot: Callable[[], bytes]) -> None:
+        pass
+
+    def pin(self, reason: str) -> None:
         pass
 
 
@@ -86,6 +99,8 @@ class LiveRequest(msgspec.Struct, kw_only=True):
     num_cached_tokens: int | None = None
     """From the first admission, until the first output has told it."""
     is_at_worker: bool = False
+    num_prefilled: int = 0
+    """Most tokens that its chunks have come to."""
 
 
 class Engine:
@@ -100,8 +115,12 @@ class Engine:
         self._by_key: dict[tuple[int, RequestKey], RequestId] = {}
         self._unsent: dict[RequestId, NewRequest] = {}
         self._ended_at_worker: list[RequestId] = []
-        self._plan: StepPlan | None = None
+        self._in_flight: deque[StepPlan] = deque()
+        self._is_stuck = False
+        """Nothing can be planned before something comes in."""
         self._next_id = 0
+        self.num_progress = 0
+        """Grows with every token, part of a prompt, admission, end and refusal."""
 
     @property
     def num_requests(self) -> int:
@@ -109,14 +128,34 @@ class Engine:
 
     @property
     def wants_step(self) -> bool:
-        """Whether `next_step` may be called: work is pending and no step is in flight."""
-        return self._plan is None and self._scheduler.has_work()
+        """Whether `next_step` may be called: work is pending and one more step may be in flight."""
+        return not self._is_stuck and self._scheduler.has_work()
+
+    @property
+    def next_deadline_us(self) -> int | None:
+        """When `tick` has to be called at the latest."""
+        return self._scheduler.next_deadline_us
 
     def flush_log(self) -> None:
         """Makes the log complete up to now; call before anything that follows from it is sent."""
         self._log.flush()
 
-    def submit(self, frontend_index: int, submit: Submit) -> Refused | None:
+    def maintain_log(self) -> None:
+        """Lets the log begin a new file when one is due; call when the worker has its work."""
+        self._log.maintain(self._scheduler.snapshot)
+
+    def pin_log(self, reason: str) -> None:
+        """Keeps the log as it is now from being deleted."""
+        self._log.pin(reason)
+
+    def describe(self) -> str:
+        """Where the scheduler stands, for a log line: counts only."""
+        return (
+            f"{self._scheduler.num_running} running, {self._scheduler.num_waiting} waiting,"
+            f" {self._scheduler.num_in_flight} steps in flight"
+        )
+
+    def submit(self, frontend_index: int, submit: Submit, now_us: int) -> Refused | None:
         """Takes a request in; answers why it is refused, or None. Raises MessageRejected."""
         self._check(frontend_index, submit)
         request_id = RequestId(self._next_id)
@@ -129,6 +168,9 @@ class Engine:
             max_tokens=submit.max_tokens,
             block_hashes=hashes,
             frontend_index=frontend_index,
+            arrived_us=now_us,
+            priority=submit.priority,
+            has_exact_length=submit.has_exact_length,
         )
         for outcome in self._apply(event):
             assert isinstance(outcome, RequestRefused), f"arrival answered with {outcome}"
@@ -181,12 +223,38 @@ class Engine:
         for outcome in self._apply(CancelRequested(request_id=request_id, reason=reason)):
             self._forget(outcome.request_id)
 
-    def next_step(self, now_us: int) -> ExecuteStep:
-        """Plans and logs the next step; call when `wants_step`, then send what it returns."""
-        self._apply(ClockAdvanced(now_us=now_us))
-        plan = self._plan = self._scheduler.plan()
+    def reset_prefix_cache(self) -> None:
+        """Nothing computed before is found again."""
+        self._apply(PrefixCacheReset())
+
+    def tick(self, now_us: int) -> dict[int, list[Output]]:
+        """Tells the time; answers what to send to each frontend about requests that ran out of it.
+
+        Call before each step and at `next_deadline_us`.
+        """
+        outputs: dict[int, list[Output]] = {}
+        for outcome in self._apply(ClockAdvanced(now_us=now_us)):
+            assert isinstance(outcome, RequestEnded), f"the clock answered with {outcome}"
+            request = self._requests[outcome.request_id]
+            outputs.setdefault(request.frontend_index, []).append(
+                ended_output(request.request_key, outcome.reason)
+            )
+            self._forget(outcome.request_id)
+        return outputs
+
+    def next_step(self) -> ExecuteStep | None:
+        """Plans and logs the next step; call when `wants_step`, then send what it returns.
+
+        None when nothing can be done before a step in flight is finished.
+        """
+        plan = self._scheduler.plan()
+        if plan is None:
+            self._is_stuck = True
+            return None
+        self._in_flight.append(plan)
         self._log.append(plan)
         self._log.flush()
+        self.num_progress += len(plan.admitted)
         new_requests: list[NewRequest] = []
         for admission in plan.admitted:
             new_request = self._unsent.pop(admission.request_id, None)
@@ -204,21 +272,27 @@ class Engine:
 
         Raises MessageRejected for a result of another step (late or doubled).
         """
-        plan = self._plan
-        if plan is None or result.step_id != plan.step_id:
+        if not self._in_flight or result.step_id != self._in_flight[0].step_id:
             raise MessageRejected(f"result of step {result.step_id} is not awaited")
+        plan = self._in_flight[0]
         expected = list(_sampling_rows(plan))
         rows = [row.request_id for row in result.rows]
         assert rows == expected, f"step {plan.step_id}: rows {rows} for a plan with {expected}"
-        self._plan = None
+        self._in_flight.popleft()
+        self.num_progress += len(rows) + sum(map(self._goes_on, plan.chunks))
         stopped: list[RowStopped] = []
         sealed: list[BlockSealed] = []
         stop_tokens: dict[RequestId, int] = {}
         for row in result.rows:
             request = self._requests.get(row.request_id)
-            if request is not None:  # else it was cancelled while the step ran
+            if request is not None:  # else it ended while the step ran
                 self._take_token(request, row, stopped, sealed, stop_tokens)
-        event = StepFinished(step_id=result.step_id, stopped=tuple(stopped), sealed=tuple(sealed))
+        event = StepFinished(
+            step_id=result.step_id,
+            stopped=tuple(stopped),
+            sealed=tuple(sealed),
+            execute_us=result.execute_us,
+        )
         outcomes = self._apply(event)
         self._log.note_step(result.execute_us, schedule_us)
         ended = {o.request_id: o.reason for o in outcomes if isinstance(o, RequestEnded)}
@@ -281,11 +355,22 @@ class Engine:
         return outputs
 
     def _apply(self, event: Event) -> tuple[Outcome, ...]:
+        self._is_stuck = self._is_stuck and isinstance(event, ClockAdvanced)
         self._log.append(event)
         outcomes = self._scheduler.apply(event)
         for outcome in outcomes:
             self._log.append(outcome)
+        self.num_progress += len(outcomes)
         return outcomes
+
+    def _goes_on(self, chunk: PrefillChunk) -> bool:
+        """Whether a chunk computes what was not computed before: a repetition is no progress."""
+        request = self._requests.get(chunk.request_id)
+        end = chunk.start + chunk.num_tokens
+        if request is None or end <= request.num_prefilled:
+            return False
+        request.num_prefilled = end
+        return True
 
     def _forget(self, request_id: RequestId) -> None:
         request = self._requests.pop(request_id)
@@ -293,6 +378,18 @@ class Engine:
         self._unsent.pop(request_id, None)
         if request.is_at_worker:
             self._ended_at_worker.append(request_id)
+
+
+def ended_output(request_key: RequestKey, reason: FinishReason) -> Output:
+    """The end of a request without a token."""
+    return Output(
+        request_key=request_key,
+        token_ids=(),
+        logprobs=None,
+        finish_reason=reason,
+        stop_token_id=None,
+        num_cached_tokens=None,
+    )
 
 
 def _sampling_rows(plan: StepPlan) -> Iterator[RequestId]:

@@ -23,6 +23,8 @@ class FinishReason(IntEnum):
     """The frontend cancelled it (disconnect, stop string, shutdown)."""
     FAILED = 3
     """The worker could not compute this request; others go on."""
+    TIMEOUT = 4
+    """Its deadline passed."""
 
 
 class CancelReason(IntEnum):
@@ -45,6 +47,10 @@ class RefusalReason(IntEnum):
     """A request needs at least one prompt token."""
     NO_OUTPUT = 3
     """max_tokens must be at least one."""
+    QUEUE_FULL = 4
+    """max_num_queued_reqs requests wait already; both sizes are in requests."""
+    QUEUE_TOKENS = 5
+    """With its prompt more than max_num_queued_tokens tokens would wait."""
 
 
 class WaitReason(IntEnum):
@@ -55,9 +61,15 @@ class WaitReason(IntEnum):
     NO_BUDGET = 1
     """The step's token budget is used up."""
     NO_BLOCKS = 2
-    """The pool cannot hold its prompt now."""
+    """The pool cannot hold its known tokens, or its next one, now."""
     AFTER_PREEMPTION = 3
-    """Blocks ran out in this step, so nobody new is let in."""
+    """Blocks ran out in this step, so nobody is let in."""
+    ADMISSION = 4
+    """The admission policy expects the pool to run out of blocks."""
+    IN_FLIGHT = 5
+    """It was preempted, and a step that still samples its next token is in flight."""
+    PARTIAL_PREFILLS = 6
+    """max_num_partial_prefills prompts are computed in part."""
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
@@ -74,6 +86,12 @@ class RequestArrived(_Record, frozen=True, tag=1):
     block_hashes: tuple[BlockHash, ...]
     """One per full block of the prompt, in order; empty when prefix caching is off."""
     frontend_index: int
+    arrived_us: int
+    """On the clock of `ClockAdvanced`."""
+    priority: int
+    """Lower goes first; looked at under the priority policy only."""
+    has_exact_length: bool
+    """Nothing but max_tokens, a cancel or a failure can end it."""
 
 
 class CancelRequested(_Record, frozen=True, tag=2):
@@ -99,13 +117,19 @@ class StepFinished(_Record, frozen=True, tag=3):
     stopped: tuple[RowStopped, ...]
     sealed: tuple[BlockSealed, ...]
     """Hashes of blocks that became full of known tokens with this step's tokens."""
+    execute_us: int
+    """Measured in the worker."""
 
 
 class ClockAdvanced(_Record, frozen=True, tag=4):
     now_us: int
 
 
-Event = RequestArrived | CancelRequested | StepFinished | ClockAdvanced
+class PrefixCacheReset(_Record, frozen=True, tag=5):
+    """Somebody asked that nothing computed before is found again."""
+
+
+Event = RequestArrived | CancelRequested | StepFinished | ClockAdvanced | PrefixCacheReset
 
 # --- decisions ------------------------------------------------------------------------------
 
@@ -133,6 +157,8 @@ class Admission(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     request_id: RequestId
     num_cached_tokens: int
     """Tokens whose KV the prefix cache already holds; the first chunk starts there."""
+    num_recomputed_tokens: int = 0
+    """Tokens that were computed before a preemption and are computed again."""
 
 
 class RequestWaits(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -154,6 +180,8 @@ class StepPlan(_Record, frozen=True, tag=16):
     preempted: tuple[RequestId, ...]
     """Lost all blocks and wait again; the worker keeps their tokens."""
     waits: tuple[RequestWaits, ...]
+    margin_blocks: int = 0
+    """What the forecast holds back after preemptions that did not pay."""
 
 
 class RequestEnded(_Record, frozen=True, tag=17):

@@ -93,6 +93,10 @@ class Submit(_Message, frozen=True, tag="submit"):
     """`block_hash.root_hash` of the request's salt: the parent of the first block."""
     max_tokens: int
     sampling: SamplingParams
+    priority: int = 0
+    """Lower goes first, under the priority policy."""
+    has_exact_length: bool = False
+    """Nothing but max_tokens can end it by itself: no end-of-sequence, no stop of any kind."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
@@ -102,7 +106,11 @@ class Cancel(_Message, frozen=True, tag="cancel"):
     reason: CancelReason
 
 
-FrontendToCore = FrontendHello | Submit | Cancel
+class ResetPrefixCache(_Message, frozen=True, tag="reset_prefix_cache"):
+    """Nothing computed before is found again; the core does it without an answer."""
+
+
+FrontendToCore = FrontendHello | Submit | Cancel | ResetPrefixCache
 
 # --- core -> frontend -----------------------------------------------------------------------
 
@@ -115,6 +123,8 @@ class EngineReady(_Message, frozen=True, tag="ready"):
     vocab_size: int
     """Rows of the output layer: valid token ids are 0 <= id < vocab_size."""
     enable_prefix_caching: bool
+    has_priorities: bool = False
+    """Whether a request's priority counts."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -1,19 +1,20 @@
 """The core process: owns the sockets and the clock, makes no decisions (`engine.py` does).
 
 Started by the supervisor as `python -m cearx.core`. One thread, one loop: wait for messages, take
-them in, plan when nothing is in flight, send.
+them in, plan as many steps ahead as there may be, send.
 """
 
+import os
 import signal
 import time
-from pathlib import Path
 
 import structlog
 import zmq
 
+from cearx.core.admission import find_policy
 from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
-from cearx.core.config import CoreLaunch, SchedulerConfig
-from cearx.core.engine import Engine, EventLog, MessageRejected, NullLog
+from cearx.core.config import CoreLaunch, scheduler_config
+from cearx.core.engine import Engine, EventLog, MessageRejected, NullLog, ended_output
 from cearx.core.events import FinishReason
 from cearx.core.link import Channel, DealerLink, configure
 from cearx.core.messages import (
@@ -23,6 +24,7 @@ from cearx.core.messages import (
     EngineReady,
     FrontendToCore,
     Output,
+    ResetPrefixCache,
     StepOutputs,
     StepResult,
     Submit,
@@ -30,10 +32,13 @@ from cearx.core.messages import (
     WorkerToCore,
 )
 from cearx.core.router_links import RouterLinks
-from cearx.core.trace_writer import TraceError, TraceWriter
+from cearx.core.stall_watch import StallWatch
+from cearx.core.trace_start import open_trace
 
 RETRY_MS = 5
 """How soon a message that a peer could not take is offered again."""
+STALL_CHECK_MS = 1000
+"""How often a stall is looked for while requests are live and nothing arrives."""
 
 log = structlog.get_logger()
 
@@ -57,16 +62,18 @@ class CoreProcess:
         self._worker: DealerLink[CoreToWorker, WorkerToCore] = DealerLink(
             socket, Channel(spec.boot_id, 0, WorkerToCore)
         )
-        self._stop_fd = signal_fd(signal.SIGTERM)
+        self._stop_fd = signal_fd(signal.SIGTERM, signal.SIGUSR1)
         self._poller = zmq.Poller()
         for waitable in (socket, self._frontends.socket, self._stop_fd):
             self._poller.register(waitable, zmq.POLLIN)
         self._schedule_us = 0
+        self._stalls = StallWatch()
+        self._is_stall_pinned = False
 
     def wait_for_worker(self) -> WorkerReady | None:
         """The worker's sizes, or None when the end was asked for first."""
         while True:
-            if self._stop_fd in dict(self._poller.poll()):
+            if self._stop_fd in dict(self._poller.poll()) and signal.SIGTERM in self._signals():
                 return None
             message = self._worker.receive()
             if isinstance(message, WorkerReady):
@@ -74,50 +81,81 @@ class CoreProcess:
 
     def run(self, engine: Engine, ready: EngineReady) -> None:
         while True:
-            waits = self._frontends.has_pending or self._worker.has_pending
-            if self._stop_fd in dict(self._poller.poll(RETRY_MS if waits else None)):
-                return
+            if self._stop_fd in dict(self._poller.poll(self._poll_ms(engine))):
+                numbers = self._signals()
+                if signal.SIGTERM in numbers:
+                    return
+                if signal.SIGUSR1 in numbers:
+                    log.info("SIGUSR1: pins the trace log", trace=self._spec.config.trace)
+                    engine.pin_log("request")
             while (received := self._frontends.receive()) is not None:
                 name, message = received
                 self._take(engine, ready, self._frontend_names.index(name), message)
             while (result := self._worker.receive()) is not None:
                 if isinstance(result, StepResult):
                     self._finish(engine, result)
-            if engine.wants_step:
-                start_ns = time.monotonic_ns()
-                step = engine.next_step(start_ns // 1000)
-                self._schedule_us = (time.monotonic_ns() - start_ns) // 1000
-                self._worker.send(step)
+            self._plan(engine)
             engine.flush_log()
             self._worker.flush()
             for name in self._frontends.flush():
                 log.error("frontend lost, its requests are cancelled", frontend=name)
                 engine.cancel_frontend(self._frontend_names.index(name))
+            engine.maintain_log()  # last: nobody waits for the core here
+            self._look_for_stall(engine)
+
+    def _signals(self) -> bytes:
+        """The numbers of the signals that arrived."""
+        return os.read(self._stop_fd, 4096)
+
+    def _look_for_stall(self, engine: Engine) -> None:
+        waited = self._stalls.check(time.monotonic(), engine.num_requests > 0, engine.num_progress)
+        if waited is None:
+            return
+        log.error("stalled: nothing happens", seconds=round(waited, 1), state=engine.describe())
+        if not self._is_stall_pinned:
+            self._is_stall_pinned = True
+            engine.pin_log("stall")
+
+    def _poll_ms(self, engine: Engine) -> int | None:
+        """How long to wait for messages at most, None for as long as it takes."""
+        if self._frontends.has_pending or self._worker.has_pending:
+            return RETRY_MS
+        if not engine.num_requests:
+            return None
+        deadline_us = engine.next_deadline_us
+        if deadline_us is None:
+            return STALL_CHECK_MS
+        return min(max((deadline_us - _now_us()) // 1000 + 1, 0), STALL_CHECK_MS)
+
+    def _plan(self, engine: Engine) -> None:
+        """Tells the time when it matters, and keeps as many steps in flight as there may be."""
+        deadline_us = engine.next_deadline_us
+        while engine.wants_step or (deadline_us is not None and deadline_us <= _now_us()):
+            start_us = _now_us()
+            self._send_outputs(engine.tick(start_us))
+            deadline_us = engine.next_deadline_us
+            step = engine.next_step() if engine.wants_step else None
+            if step is not None:
+                self._schedule_us = _now_us() - start_us
+                self._worker.send(step)
 
     def _take(
         self, engine: Engine, ready: EngineReady, frontend_index: int, message: FrontendToCore
     ) -> None:
         if isinstance(message, Submit):
             try:
-                refused = engine.submit(frontend_index, message)
+                refused = engine.submit(frontend_index, message, _now_us())
             except MessageRejected as error:
                 log.error("submit rejected", frontend=frontend_index, reason=str(error))
-                failed = Output(
-                    request_key=message.request_key,
-                    token_ids=(),
-                    logprobs=None,
-                    finish_reason=FinishReason.FAILED,
-                    stop_token_id=None,
-                    num_cached_tokens=None,
-                )
-                self._frontends.send(
-                    self._frontend_names[frontend_index], StepOutputs(outputs=(failed,))
-                )
+                failed = ended_output(message.request_key, FinishReason.FAILED)
+                self._send_outputs({frontend_index: [failed]})
             else:
                 if refused is not None:
                     self._send(frontend_index, refused)
         elif isinstance(message, Cancel):
             engine.cancel(frontend_index, message)
+        elif isinstance(message, ResetPrefixCache):
+            engine.reset_prefix_cache()
         else:
             self._send(frontend_index, ready)
 
@@ -133,46 +171,39 @@ class CoreProcess:
         except MessageRejected as error:
             log.error("step result dropped", reason=str(error))
             return
+        self._send_outputs(outputs)
+
+    def _send_outputs(self, outputs: dict[int, list[Output]]) -> None:
         for frontend_index, batch in outputs.items():
-            self._frontends.send(
-                self._frontend_names[frontend_index], StepOutputs(outputs=tuple(batch))
-            )
+            self._send(frontend_index, StepOutputs(outputs=tuple(batch)))
 
 
-def _open_trace(spec: CoreLaunch, config: SchedulerConfig) -> TraceWriter | None:
-    if spec.config.trace == "off":
-        return None
-    auto = Path.home() / ".cache" / "cearx" / "traces"
-    folder = auto if spec.config.trace == "auto" else Path(spec.config.trace)
-    try:
-        return TraceWriter.open(folder, config, spec.boot_id, _trace_stopped)
-    except TraceError as error:
-        raise StartupError(f"{error} (--trace DIR for another folder, --trace off)") from error
-
-
-def _trace_stopped(reason: str) -> None:
-    log.error("trace log stopped, serving goes on", reason=reason)
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
 
 
 def main() -> int:
     spec = read_launch(CoreLaunch)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     supervisor = SupervisorLink(context, spec, "core")
+    try:
+        find_policy(spec.config.admission)  # before anybody waits for a model to load
+    except ValueError as error:
+        supervisor.failed(str(error))
+        return 2
     process = CoreProcess(spec, context)
     supervisor.progress("waiting for the worker")
     worker = process.wait_for_worker()
     if worker is None:
         return 0
     try:
-        config = SchedulerConfig(
+        config = scheduler_config(
+            spec.config,
             block_size=worker.block_size,
             num_blocks=worker.num_blocks,
             max_model_len=worker.max_model_len,
-            max_num_seqs=spec.config.max_num_seqs,
-            max_num_batched_tokens=spec.config.max_num_batched_tokens,
-            enable_prefix_caching=spec.config.enable_prefix_caching,
         )
-        trace = _open_trace(spec, config)
+        trace = open_trace(spec, config)
     except (StartupError, ValueError) as error:
         supervisor.failed(str(error))
         return 2
@@ -184,11 +215,13 @@ def main() -> int:
         num_blocks=worker.num_blocks,
         vocab_size=worker.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
+        has_priorities=config.scheduling_policy == "priority",
     )
     try:
         process.run(Engine(config, spec.hash_secret, event_log), ready)
     except BaseException:
-        event_log.flush()  # what led here is in the log, which has no orderly end
+        if trace is not None:
+            trace.close(is_orderly=False)  # what led here is in the log
         raise
     if trace is not None:
         trace.close()

@@ -1,101 +1,44 @@
 """The scheduler: a pure state machine that turns events into step plans.
 
-Owns the waiting queue, the running set and the block pool. No clock, socket, float, thread or
-logging: the same events give the same decisions on every machine, which is what `cearx replay`
-checks. Driven by `process.py`, by replay and by the tests, all through `apply` and `plan`.
+The face of `books.py` (state), `settling.py` (finished steps) and `planner.py` (next step). No
+clock, socket, float, thread or logging: the same events give the same decisions on every machine,
+which is what `cearx replay` checks. Driven by the core's shell, by replay and by the tests, all
+through `apply` and `plan`.
 
-Order is by arrival (request id) and total: every running request arrived before every waiting one,
-because admission takes the head of the queue and preemption takes the last of the running.
+Order is total: (priority, arrival), see `Request.order`. The first in order among the running is
+never preempted for another, so somebody always gets on.
 """
 
-from collections import OrderedDict
-from enum import IntEnum
+from collections import deque
 
 import msgspec
 
+from cearx.core.admission import find_policy
 from cearx.core.block_pool import BlockPool, BlockPoolState
+from cearx.core.books import Books, InFlightStep, Totals
 from cearx.core.config import SchedulerConfig
+from cearx.core.decode_batch import DecodeBatch, DecodeBatchState
 from cearx.core.events import (
-    Admission,
-    BlocksGranted,
-    CancelRequested,
     ClockAdvanced,
     Event,
     FinishReason,
-    PrefillChunk,
+    PrefixCacheReset,
     RefusalReason,
     RequestArrived,
     RequestEnded,
     RequestRefused,
-    RequestWaits,
     StepFinished,
     StepPlan,
-    WaitReason,
 )
-from cearx.core.identifiers import BlockHash, BlockId, RequestId, StepId
+from cearx.core.fences import Fence, Fences
+from cearx.core.identifiers import RequestId, StepId
+from cearx.core.output_lengths import OutputLengths
+from cearx.core.planner import Planner
+from cearx.core.prefill_pace import PrefillPace
+from cearx.core.request import Request, RequestState
+from cearx.core.settling import finish_step
 
 Outcome = RequestEnded | RequestRefused
-
-
-class RequestState(IntEnum):
-    WAITING = 0
-    RUNNING = 1
-    ENDED = 2
-
-
-class Request(msgspec.Struct, array_like=True, kw_only=True):
-    """One request's bookkeeping; all lengths in tokens.
-
-    known tokens    0 ───────────────────────────── num_tokens
-    in KV           0 ────────── num_computed
-    prompt          0 ──── num_prompt_tokens ─ outputs ─┘
-    """
-
-    request_id: RequestId
-    num_prompt_tokens: int
-    max_tokens: int
-    block_hashes: list[BlockHash]
-    """Of the full blocks of known tokens."""
-    num_tokens: int
-    num_computed: int = 0
-    block_ids: list[BlockId] = msgspec.field(default_factory=list)
-    num_published: int = 0
-    """Leading blocks that are published, or shared from the cache."""
-    state: RequestState = RequestState.WAITING
-
-
-def _last_length(request: Request) -> int:
-    """Tokens whose KV it writes at most: the last output's is never needed."""
-    return request.num_prompt_tokens + request.max_tokens - 1
-
-
-class _StepUnderConstruction:
-    """What `plan` has decided so far in this step."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.decodes: list[RequestId] = []
-        self.chunks: list[PrefillChunk] = []
-        self.granted: list[BlocksGranted] = []
-        self.admitted: list[Admission] = []
-        self.preempted: list[RequestId] = []
-        self.waits: list[RequestWaits] = []
-
-    def add_chunk(self, request: Request) -> None:
-        """The next part of a prompt, as long as the budget allows; needs budget > 0."""
-        num_tokens = min(self.budget, request.num_tokens - request.num_computed)
-        self.budget -= num_tokens
-        self.chunks.append(
-            PrefillChunk(
-                request_id=request.request_id,
-                start=request.num_computed,
-                num_tokens=num_tokens,
-                samples=request.num_computed + num_tokens == request.num_tokens,
-            )
-        )
-
-    def wait(self, request: Request, reason: WaitReason) -> None:
-        self.waits.append(RequestWaits(request_id=request.request_id, reason=reason))
 
 
 class SchedulerState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -103,299 +46,196 @@ class SchedulerState(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
     now_us: int
     next_step: StepId
-    in_flight: StepPlan | None
-    waiting: tuple[Request, ...]
-    running: tuple[Request, ...]
-    fenced: tuple[Request, ...]
+    last_id: RequestId | None
+    in_flight: tuple[InFlightStep, ...]
+    requests: tuple[Request, ...]
+    running: tuple[RequestId, ...]
+    batch: DecodeBatchState
+    fences: tuple[Fence, ...]
     pool: BlockPoolState
+    lengths: OutputLengths
+    pace: PrefillPace
+    margin_blocks: int
+    totals: Totals
+    blocked: tuple[RequestId, int] | None
 
 
 class Scheduler:
     """See the module docstring; `apply` and `plan` may be called in any order that `has_work` and
-    `step_in_flight` allow. A broken invariant is an AssertionError: the process must end."""
+    `num_in_flight` allow. A broken invariant is an AssertionError: the process must end.
+
+    Raises ValueError for an admission policy that nobody knows.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.now_us = 0
-        self.pool = BlockPool(config.num_blocks)
-        self._waiting: OrderedDict[RequestId, Request] = OrderedDict()
-        self._running: dict[RequestId, Request] = {}
-        self._fenced: list[Request] = []
-        """Ended while a step that touches their blocks is in flight; freed when it is done."""
-        self._in_flight: StepPlan | None = None
-        self._next_step = StepId(0)
+        self.books = Books(config)
+        self._policy = find_policy(config.admission)
+        self._last_id: RequestId | None = None
 
     # --- what the driver asks ------------------------------------------------------------------
 
     @property
-    def step_in_flight(self) -> StepId | None:
-        """The step that was planned and is not finished: at most one."""
-        return None if self._in_flight is None else self._in_flight.step_id
+    def num_in_flight(self) -> int:
+        """Steps that were planned and are not finished: at most `pipeline_depth`."""
+        return len(self.books.in_flight)
 
     def has_work(self) -> bool:
-        """Whether a plan would hold at least one row: someone runs or waits."""
-        return bool(self._running or self._waiting)
+        """Whether `plan` may be called: somebody runs or waits, and a step more may be in flight.
+
+        Its answer may be that nothing can be done before a step in flight is finished.
+        """
+        return bool(self.books.requests) and self.num_in_flight < self.config.pipeline_depth
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self.books.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.books.waiting)
+
+    @property
+    def totals(self) -> Totals:
+        return self.books.totals
+
+    @property
+    def next_deadline_us(self) -> int | None:
+        """When the next request runs out of time; arrivals and deadlines have one order."""
+        if not self.config.request_timeout_us or not self.books.requests:
+            return None
+        return next(iter(self.books.requests.values())).deadline_us
 
     # --- events ------------------------------------------------------------------------------
 
     def apply(self, event: Event) -> tuple[Outcome, ...]:
         """Takes in one event; answers who ended or was refused because of it, in order."""
         if isinstance(event, StepFinished):
-            return self._finish_step(event)
+            return finish_step(self.books, event)
         if isinstance(event, ClockAdvanced):
-            assert event.now_us >= self.now_us, f"clock went from {self.now_us} to {event.now_us}"
-            self.now_us = event.now_us
-            return ()
+            return self._advance(event.now_us)
         if isinstance(event, RequestArrived):
             return self._arrive(event)
-        return self._cancel(event)
+        if isinstance(event, PrefixCacheReset):
+            return self._reset_cache()
+        request = self.books.requests.get(event.request_id)
+        if request is None:
+            return ()  # it ended before the cancel arrived
+        return (self.books.end(request, FinishReason.CANCELLED),)
+
+    def _set_clock(self, now_us: int) -> None:
+        assert now_us >= self.books.now_us, f"clock went from {self.books.now_us} to {now_us}"
+        self.books.now_us = now_us
+
+    def _advance(self, now_us: int) -> tuple[Outcome, ...]:
+        self._set_clock(now_us)
+        ended: list[Outcome] = []
+        while (deadline_us := self.next_deadline_us) is not None and deadline_us <= now_us:
+            late = next(iter(self.books.requests.values()))
+            ended.append(self.books.end(late, FinishReason.TIMEOUT))
+        return tuple(ended)
+
+    def _reset_cache(self) -> tuple[Outcome, ...]:
+        self.books.pool.forget_contents()
+        for request in self.books.running.values():
+            request.publishes = False
+        self.books.totals.num_cache_resets += 1
+        return ()
 
     def _arrive(self, event: RequestArrived) -> tuple[Outcome, ...]:
+        last_id, books = self._last_id, self.books
+        assert last_id is None or event.request_id > last_id, f"{event.request_id} after {last_id}"
+        self._set_clock(event.arrived_us)
+        self._last_id = event.request_id
         refusal = self._refusal(event)
         if refusal is not None:
             return (refusal,)
-        last = next(reversed(self._waiting or self._running), None)
-        assert last is None or event.request_id > last, f"id {event.request_id} after {last}"
-        self._waiting[event.request_id] = Request(
+        request = Request(
             request_id=event.request_id,
+            priority=event.priority if self.config.scheduling_policy == "priority" else 0,
             num_prompt_tokens=event.num_prompt_tokens,
             max_tokens=event.max_tokens,
+            has_exact_length=event.has_exact_length,
+            deadline_us=event.arrived_us + self.config.request_timeout_us,
             block_hashes=list(event.block_hashes) if self.config.enable_prefix_caching else [],
             num_tokens=event.num_prompt_tokens,
         )
+        books.requests[request.request_id] = request
+        books.waiting.add(request)
+        books.blocked = None
         return ()
 
     def _refusal(self, event: RequestArrived) -> RequestRefused | None:
-        """Whether a request can never run, with what it needs and what there is."""
+        """Whether it can never run, or may not wait; with what it needs and what there is."""
+        config, waiting = self.config, self.books.waiting
         length = event.num_prompt_tokens + event.max_tokens
-        pool_tokens = self.config.num_blocks * self.config.block_size
+        pool_tokens = config.num_blocks * config.block_size
+        most_tokens = config.max_num_queued_tokens
+        # Whoever finds a free seat does not queue: it only waits for the next plan.
+        num_queued = len(waiting) - (config.max_num_seqs - len(self.books.running))
         if event.num_prompt_tokens < 1:
             reason, need, limit = RefusalReason.EMPTY_PROMPT, event.num_prompt_tokens, 1
         elif event.max_tokens < 1:
             reason, need, limit = RefusalReason.NO_OUTPUT, event.max_tokens, 1
-        elif length > self.config.max_model_len:
-            reason, need, limit = RefusalReason.PROMPT_TOO_LONG, length, self.config.max_model_len
+        elif length > config.max_model_len:
+            reason, need, limit = RefusalReason.PROMPT_TOO_LONG, length, config.max_model_len
         elif length - 1 > pool_tokens:
             # The last token's KV is never written, so it needs no place.
             reason, need, limit = RefusalReason.POOL_TOO_SMALL, length - 1, pool_tokens
+        elif 0 < config.max_num_queued_reqs <= num_queued:
+            reason, need = RefusalReason.QUEUE_FULL, num_queued + 1
+            limit = config.max_num_queued_reqs
+        elif num_queued > 0 and 0 < most_tokens < waiting.num_tokens + event.num_prompt_tokens:
+            # Alone in the queue it is let in whatever its length, or it could never come in.
+            need = waiting.num_tokens + event.num_prompt_tokens
+            reason, limit = RefusalReason.QUEUE_TOKENS, most_tokens
         else:
             return None
         return RequestRefused(
             request_id=event.request_id, reason=reason, num_tokens=need, limit_tokens=limit
         )
 
-    def _cancel(self, event: CancelRequested) -> tuple[Outcome, ...]:
-        request = self._running.pop(event.request_id, None)
-        if request is None:
-            request = self._waiting.pop(event.request_id, None)
-        if request is None:
-            return ()  # it ended before the cancel arrived
-        return (self._end(request, FinishReason.CANCELLED),)
-
-    def _end(self, request: Request, reason: FinishReason) -> RequestEnded:
-        """The request is in neither queue any more; its blocks go when no step touches them."""
-        request.state = RequestState.ENDED
-        if self._in_flight is None:
-            self._release(request)
-        elif request.block_ids:
-            self._fenced.append(request)
-        return RequestEnded(request_id=request.request_id, reason=reason)
-
-    def _release(self, request: Request) -> None:
-        self.pool.release(request.block_ids)
-        request.block_ids = []
-        request.num_published = 0
-        request.num_computed = 0
-
-    def _finish_step(self, event: StepFinished) -> tuple[Outcome, ...]:
-        plan = self._in_flight
-        assert plan is not None and plan.step_id == event.step_id, (
-            f"step {event.step_id} finished, step {plan and plan.step_id} is in flight"
-        )
-        self._in_flight = None
-        for sealed in event.sealed:
-            request = self._running.get(sealed.request_id)
-            if request is not None and self.config.enable_prefix_caching:
-                request.block_hashes.append(sealed.block_hash)
-        stopped = {row.request_id: row.reason for row in event.stopped}
-        outcomes: list[Outcome] = []
-        for request_id in plan.decodes:
-            request = self._running.get(request_id)
-            if request is not None:
-                self._advance(request, 1, True, stopped.get(request_id), outcomes)
-        for chunk in plan.chunks:
-            request = self._running.get(chunk.request_id)
-            if request is not None:
-                reason = stopped.get(chunk.request_id)
-                self._advance(request, chunk.num_tokens, chunk.samples, reason, outcomes)
-        for request in self._fenced:
-            self._release(request)
-        self._fenced.clear()
-        return tuple(outcomes)
-
-    def _advance(
-        self,
-        request: Request,
-        num_tokens: int,
-        sampled: bool,
-        stopped: FinishReason | None,
-        outcomes: list[Outcome],
-    ) -> None:
-        """One row of the finished step: its KV is written, so its full blocks can be shared."""
-        request.num_computed += num_tokens
-        if stopped is not FinishReason.FAILED:
-            self._publish(request)
-            request.num_tokens += sampled
-        if stopped is None and self._num_outputs(request) == request.max_tokens:
-            stopped = FinishReason.LENGTH
-        if stopped is not None:
-            del self._running[request.request_id]
-            outcomes.append(self._end(request, stopped))
-
-    @staticmethod
-    def _num_outputs(request: Request) -> int:
-        return request.num_tokens - request.num_prompt_tokens
-
-    def _publish(self, request: Request) -> None:
-        full = min(request.num_computed // self.config.block_size, len(request.block_hashes))
-        for index in range(request.num_published, full):
-            self.pool.publish(request.block_ids[index], request.block_hashes[index])
-        request.num_published = max(request.num_published, full)
-
     # --- planning ------------------------------------------------------------------------------
 
-    def plan(self) -> StepPlan:
-        """Decides the next step at `now_us`; call with `has_work()` and no step in flight.
+    def plan(self) -> StepPlan | None:
+        """Decides the next step at the clock's time; call when `has_work()`.
 
-        Decodes first, then prefill chunks of running requests, then admissions, all in order of
-        arrival and within one token budget.
+        None means that nothing can be done before a step in flight is finished; nothing has
+        changed then.
         """
-        assert self._in_flight is None, "a step is in flight"
-        step = _StepUnderConstruction(self.config.max_num_batched_tokens)
-        self._plan_decodes(step)
-        for request in self._running.values():
-            if request.num_computed < request.num_tokens - 1 or not self._num_outputs(request):
-                if step.budget:
-                    step.add_chunk(request)
-                else:
-                    step.wait(request, WaitReason.NO_BUDGET)
-        self._plan_admissions(step)
-        plan = StepPlan(
-            step_id=self._next_step,
-            decodes=tuple(step.decodes),
-            chunks=tuple(step.chunks),
-            granted=tuple(step.granted),
-            admitted=tuple(step.admitted),
-            preempted=tuple(step.preempted),
-            waits=tuple(step.waits),
-        )
-        assert plan.decodes or plan.chunks, "work is pending and nothing can run"
-        self._next_step = StepId(self._next_step + 1)
-        self._in_flight = plan
+        books = self.books
+        assert self.num_in_flight < self.config.pipeline_depth, "too many steps in flight"
+        planner = Planner(books, self._policy)
+        plan = planner.plan()
+        if plan is None:
+            assert books.in_flight, "work is pending and nothing can run"
+            return None
+        books.in_flight.append(InFlightStep(plan=plan))
+        books.next_step = StepId(books.next_step + 1)
+        planner.close()
         return plan
-
-    def _plan_decodes(self, step: _StepUnderConstruction) -> None:
-        for request in list(self._running.values()):
-            if request.state is not RequestState.RUNNING:
-                break  # preempted below, and so is everyone after it
-            if request.num_computed < request.num_tokens - 1 or not self._num_outputs(request):
-                continue
-            if request.num_computed == len(request.block_ids) * self.config.block_size:
-                while not self.pool.num_free and request.state is RequestState.RUNNING:
-                    self._preempt_last(step)
-                if request.state is not RequestState.RUNNING:
-                    break
-                self._grant(step, request, self.pool.take(1))
-            step.decodes.append(request.request_id)
-        step.budget -= len(step.decodes)  # the config holds max_num_seqs within the budget
-
-    def _preempt_last(self, step: _StepUnderConstruction) -> None:
-        """The last arrived loses its blocks and waits at the head; its published blocks stay
-        cached, so it resumes from what nobody took meanwhile."""
-        request_id, request = self._running.popitem()
-        self._release(request)
-        request.state = RequestState.WAITING
-        self._waiting[request_id] = request
-        self._waiting.move_to_end(request_id, last=False)
-        step.preempted.append(request_id)
-
-    def _plan_admissions(self, step: _StepUnderConstruction) -> None:
-        """Admits from the head of the queue; stops at the first that must wait, with its reason."""
-        if not self._waiting:
-            return
-        growing = sum(map(self._can_grow, self._running.values()))
-        while self._waiting:
-            request = next(iter(self._waiting.values()))
-            if step.preempted:
-                return step.wait(request, WaitReason.AFTER_PREEMPTION)
-            if len(self._running) == self.config.max_num_seqs:
-                return step.wait(request, WaitReason.NO_SEAT)
-            if not step.budget:
-                return step.wait(request, WaitReason.NO_BUDGET)
-            # The last known token is always computed, because its logits are needed.
-            limit = (request.num_tokens - 1) // self.config.block_size
-            hits = self.pool.find(request.block_hashes, limit)
-            need = self._num_blocks(request.num_tokens) - len(hits)
-            # Every running request that can still grow, the newcomer included, keeps one block to
-            # grow into; otherwise the next block of those before it would preempt the newcomer.
-            grows = self._num_blocks(request.num_tokens) < self._num_blocks(_last_length(request))
-            free = self.pool.num_free - self.pool.num_cached(hits)
-            if need + growing + grows > free:
-                return step.wait(request, WaitReason.NO_BLOCKS)
-            growing += grows
-            self._admit(step, request, hits, need)
-
-    def _can_grow(self, request: Request) -> bool:
-        return _last_length(request) > len(request.block_ids) * self.config.block_size
-
-    def _admit(
-        self, step: _StepUnderConstruction, request: Request, hits: list[BlockId], need: int
-    ) -> None:
-        """Takes the blocks of all known tokens at once: a prefill never stalls half way."""
-        self.pool.share(hits)
-        del self._waiting[request.request_id]
-        self._running[request.request_id] = request
-        request.state = RequestState.RUNNING
-        request.num_published = len(hits)
-        request.num_computed = len(hits) * self.config.block_size
-        step.admitted.append(
-            Admission(request_id=request.request_id, num_cached_tokens=request.num_computed)
-        )
-        self._grant(step, request, hits + self.pool.take(need))
-        step.add_chunk(request)
-
-    def _grant(
-        self, step: _StepUnderConstruction, request: Request, block_ids: list[BlockId]
-    ) -> None:
-        request.block_ids.extend(block_ids)
-        step.granted.append(
-            BlocksGranted(request_id=request.request_id, block_ids=tuple(block_ids))
-        )
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.config.block_size)
 
     # --- snapshots ---------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
         """The whole state, canonical: equal states give equal bytes."""
+        books = self.books
         return msgspec.msgpack.encode(
             SchedulerState(
-                now_us=self.now_us,
-                next_step=self._next_step,
-                in_flight=self._in_flight,
-                waiting=tuple(self._waiting.values()),
-                running=tuple(self._running.values()),
-                fenced=tuple(self._fenced),
-                pool=self.pool.snapshot(),
+                now_us=books.now_us,
+                next_step=books.next_step,
+                last_id=self._last_id,
+                in_flight=tuple(books.in_flight),
+                requests=tuple(books.requests.values()),
+                running=tuple(books.running),
+                batch=books.batch.snapshot(),
+                fences=books.fences.all(),
+                pool=books.pool.snapshot(),
+                lengths=books.lengths,
+                pace=books.pace,
+                margin_blocks=books.margin_blocks,
+                totals=books.totals,
+                blocked=books.blocked,
             )
         )
 
@@ -407,11 +247,28 @@ class Scheduler:
         """
         state = msgspec.msgpack.decode(snapshot, type=SchedulerState)
         scheduler = cls(config)
-        scheduler.now_us = state.now_us
-        scheduler._next_step = state.next_step
-        scheduler._in_flight = state.in_flight
-        scheduler._waiting = OrderedDict((r.request_id, r) for r in state.waiting)
-        scheduler._running = {r.request_id: r for r in state.running}
-        scheduler._fenced = list(state.fenced)
-        scheduler.pool = BlockPool.restore(state.pool)
+        scheduler._last_id = state.last_id
+        books = scheduler.books
+        books.now_us = state.now_us
+        books.next_step = state.next_step
+        books.in_flight = deque(state.in_flight)
+        books.requests = {request.request_id: request for request in state.requests}
+        books.running = {request_id: books.requests[request_id] for request_id in state.running}
+        for request in state.requests:
+            if request.state is RequestState.WAITING:
+                books.waiting.add(request)
+            elif request.state is RequestState.PREFILLING:
+                books.prefilling[request.request_id] = request
+            elif request.state is RequestState.JOINING:
+                books.joining[request.request_id] = request
+        decoding = [r.request_id for r in state.requests if r.state is RequestState.DECODING]
+        books.batch = DecodeBatch.restore(state.batch, decoding)
+        books.pool = BlockPool.restore(state.pool)
+        books.fences = Fences(books.pool, state.fences)
+        books.lengths, books.pace, books.totals = state.lengths, state.pace, state.totals
+        books.margin_blocks, books.blocked = state.margin_blocks, state.blocked
+        books.num_to_come = sum(
+            books.num_blocks(request.final_length) - len(request.block_ids)
+            for request in books.running.values()
+        )
         return scheduler

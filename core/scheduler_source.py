@@ -11,11 +11,23 @@ from functools import cache
 from pathlib import Path
 
 PURE_MODULES = (
+    "cearx.core.admission",
     "cearx.core.block_pool",
+    "cearx.core.books",
     "cearx.core.config",
+    "cearx.core.decode_batch",
     "cearx.core.events",
+    "cearx.core.fences",
+    "cearx.core.forecast",
     "cearx.core.identifiers",
+    "cearx.core.output_lengths",
+    "cearx.core.planner",
+    "cearx.core.preemption",
+    "cearx.core.prefill_pace",
+    "cearx.core.request",
     "cearx.core.scheduler",
+    "cearx.core.settling",
+    "cearx.core.waiting_queue",
 )
 """The scheduler and all that it imports of ours; a test compares it with the imports."""
 

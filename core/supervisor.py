@@ -6,6 +6,7 @@ says which one and why; exit code 2 for what could never have started, 1 for a l
 """
 
 import ipaddress
+import os
 import secrets
 import shutil
 import signal
@@ -39,6 +40,7 @@ from cearx.core.model_source import ModelNotFound, resolve
 from cearx.core.router_links import RouterLinks
 from cearx.core.standard_streams import secure_standard_streams
 from cearx.core.startup_display import StartupDisplay
+from cearx.core.trace_start import pin_after_crash
 
 EXIT_FAULT = 1
 EXIT_CANNOT_START = 2
@@ -94,7 +96,11 @@ def serve(model: str | None, flags: ServeFlags) -> int:
     except CannotStart as error:
         return _report(console, error, EXIT_CANNOT_START)
     except ChildEnded as error:
-        return _report(console, error, EXIT_FAULT)
+        code = _report(console, error, EXIT_FAULT)
+        pinned = pin_after_crash(flags.core, supervisor.boot_id)
+        if pinned is not None:
+            console.print(pinned, highlight=False, soft_wrap=True)
+        return code
     finally:
         supervisor.end()
         listener.close()
@@ -158,11 +164,12 @@ class Supervisor:
     def __init__(
         self, files: ModelFiles, flags: ServeFlags, listener: socket.socket, runtime_dir: Path
     ) -> None:
-        boot_id = secrets.randbits(64)
+        boot_id = self.boot_id = secrets.randbits(64)
         listen_fd = listener.fileno()
         self._startup_timeout_s = flags.server.startup_timeout
         self._launches = _launches(files, flags, boot_id, runtime_dir, listen_fd)
         self._children: list[Child] = []
+        self._is_ready = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._reports: RouterLinks[object, ChildToSupervisor] = RouterLinks(
             self._context,
@@ -171,7 +178,7 @@ class Supervisor:
             self._launches,
             ChildToSupervisor,
         )
-        self._signal_fd = signal_fd(*_end_signals())
+        self._signal_fd = signal_fd(*_end_signals(), signal.SIGUSR1)
         self._poller = zmq.Poller()
         self._poller.register(self._reports.socket, zmq.POLLIN)
         self._poller.register(self._signal_fd, zmq.POLLIN)
@@ -203,6 +210,7 @@ class Supervisor:
                     raise CannotStart(f"{name}: {report.reason}")
             if ended is not None:
                 raise CannotStart(ended.describe_end())
+        self._is_ready = True
         return details
 
     def watch(self) -> NoReturn:
@@ -215,10 +223,18 @@ class Supervisor:
                 raise ChildEnded(ended.describe_end())
 
     def _wait(self, timeout_ms: int | None) -> Child | None:
-        """Waits for a report, a signal (raises EndRequested) or a child's end (answered)."""
+        """Waits for a report, a signal (raises EndRequested) or a child's end (answered).
+
+        SIGUSR1 goes on to the core, which pins the trace log.
+        """
         events = dict(self._poller.poll(timeout_ms))
         if self._signal_fd in events:
-            raise EndRequested
+            numbers = os.read(self._signal_fd, 4096)
+            if numbers.strip(bytes([signal.SIGUSR1])):
+                raise EndRequested
+            for child in self._children:
+                if child.name == "core" and self._is_ready:  # before that it would end by it
+                    child.signal(signal.SIGUSR1)
         return next((child for child in self._children if child.pid_fd in events), None)
 
     def end(self) -> None:

@@ -15,6 +15,7 @@ import re
 import struct
 from collections.abc import Generator
 from enum import IntEnum
+from pathlib import Path
 
 import google_crc32c
 import msgspec
@@ -26,6 +27,8 @@ MAGIC = b"CXLG"
 FORMAT = 1
 """Changes when frames change; the 64 bytes of the segment header stay the same in every format."""
 MAX_PAYLOAD_BYTES = 1024 * 1024
+MAX_SNAPSHOT_BYTES = 16 * 1024 * 1024
+"""Payload of a SNAPSHOT, which holds the whole state; every other record has the limit above."""
 RESYNC_BYTES_MAX = 256 * 1024 * 1024
 """Work limit of the search for a valid frame behind a bad one, in bytes checksummed."""
 _RESYNC_CANDIDATE_BYTES = 64
@@ -35,6 +38,7 @@ _HEADER = struct.Struct("<4sHHIQQQI20xI")
 _FRAME = struct.Struct("<IIQBB")
 _CHECKED = struct.Struct("<IQBB")
 _CRC = struct.Struct("<I")
+extend_crc = google_crc32c.extend
 HEADER_BYTES = _HEADER.size
 FRAME_BYTES = _FRAME.size
 
@@ -49,6 +53,7 @@ class RecordType(IntEnum):
     CANCEL_REQUESTED = 2
     STEP_FINISHED = 3
     CLOCK_ADVANCED = 4
+    PREFIX_CACHE_RESET = 5
     STEP_PLAN = 16
     REQUEST_ENDED = 17
     REQUEST_REFUSED = 18
@@ -58,15 +63,28 @@ class RecordType(IntEnum):
     """Measured times; a replay passes over it."""
     END = 34
     """The writer was closed in good order; the last record of a run."""
+    SNAPSHOT = 35
+    """The scheduler's whole state: what a segment after the first starts from."""
+    GAP = 36
+    """Records before this place are lost; a SNAPSHOT follows."""
 
 
 COMPACT = 1
-"""Flag of a STEP_PLAN whose decodes are in the short form of `trace_records.py`."""
+"""Flag of a STEP_PLAN whose decodes are in the short form of `trace_decodes.py`."""
+CHANGED = 2
+"""Flag of a STEP_PLAN whose decodes are told as a change of those of the plan before."""
 
-# Every offset where a frame can start: len <= 1 MiB, seq < 2**40, a type and flags that are in use.
+# Every offset where a frame can start: a length within its limit, seq < 2**40, a type and flags
+# that are in use.
+_SMALL_TYPES = [t for t in RecordType if t is not RecordType.SNAPSHOT]
 _CANDIDATE = re.compile(
-    rb"(?=[\x00-\xff]{2}[\x00-\x10]\x00[\x00-\xff]{9}\x00{3}[%s][\x00\x01])"
-    % b"".join(re.escape(bytes([record_type])) for record_type in RecordType)
+    rb"(?=[\x00-\xff]{2}(?:"
+    rb"[\x00-\x10]\x00[\x00-\xff]{9}\x00{3}[%s][\x00-\x02]"
+    rb"|[\x00-\xff][\x00\x01][\x00-\xff]{9}\x00{3}%s\x00))"
+    % (
+        b"".join(re.escape(bytes([record_type])) for record_type in _SMALL_TYPES),
+        re.escape(bytes([RecordType.SNAPSHOT])),
+    )
 )
 
 
@@ -77,6 +95,8 @@ class TraceDamaged(Exception):
         super().__init__(f"damaged at offset {offset}: {reason}")
         self.offset = offset
         self.reason = reason
+        self.path: Path | None = None
+        """The file, where the reader knows one."""
 
 
 class TraceIncompatible(Exception):
@@ -162,27 +182,36 @@ def salt_crc(salt: int) -> int:
     return int(google_crc32c.value(_CRC.pack(salt)))
 
 
+def max_payload_bytes(record_type: int) -> int:
+    """The limit of a record's payload."""
+    return MAX_SNAPSHOT_BYTES if record_type == RecordType.SNAPSHOT else MAX_PAYLOAD_BYTES
+
+
 def encode_frame(salted: int, seq: int, record_type: int, flags: int, payload: bytes) -> bytes:
-    """One frame; `salted` is `salt_crc`. Raises ValueError over MAX_PAYLOAD_BYTES."""
+    """One frame; `salted` is `salt_crc`. Raises ValueError over the limit of its payload."""
     size = len(payload)
-    if size > MAX_PAYLOAD_BYTES:
-        raise ValueError(f"a trace record has {size} bytes, the limit is {MAX_PAYLOAD_BYTES}")
-    crc = google_crc32c.extend(salted, _CHECKED.pack(size, seq, record_type, flags) + payload)
+    if size > MAX_PAYLOAD_BYTES and size > max_payload_bytes(record_type):
+        limit = max_payload_bytes(record_type)
+        raise ValueError(f"a trace record has {size} bytes, the limit is {limit}")
+    crc = extend_crc(extend_crc(salted, _CHECKED.pack(size, seq, record_type, flags)), payload)
     return _FRAME.pack(size, crc, seq, record_type, flags) + payload
 
 
 def decode_frame(data: Data, offset: int, salted: int) -> Frame | None:
     """The frame that starts at `offset`, or None when there is no valid one."""
-    if offset + FRAME_BYTES > len(data):
+    start = offset + FRAME_BYTES
+    if start > len(data):
         return None
     size, crc, seq, record_type, flags = _FRAME.unpack_from(data, offset)
-    end = offset + FRAME_BYTES + size
-    if size > MAX_PAYLOAD_BYTES or end > len(data):
+    if start + size > len(data):
         return None
-    checked = data[offset : offset + 4] + data[offset + 8 : end]
-    if google_crc32c.extend(salted, checked) != crc:
+    if size > MAX_PAYLOAD_BYTES and size > max_payload_bytes(record_type):
         return None
-    return Frame(offset, seq, record_type, flags, checked[_CHECKED.size :])
+    payload = data[start : start + size]
+    checked = extend_crc(salted, _CHECKED.pack(size, seq, record_type, flags))
+    if extend_crc(checked, payload) != crc:
+        return None
+    return Frame(offset, seq, record_type, flags, payload)
 
 
 def frames(data: Data, header: SegmentHeader) -> Generator[Frame, None, int | None]:
@@ -192,8 +221,8 @@ def frames(data: Data, header: SegmentHeader) -> Generator[Frame, None, int | No
     TraceDamaged at a bad frame that any valid one follows, and at a frame out of sequence.
     """
     salted = salt_crc(header.salt)
-    offset, seq = HEADER_BYTES, header.first_seq
-    while offset < len(data):
+    offset, seq, size = HEADER_BYTES, header.first_seq, len(data)
+    while offset < size:
         frame = decode_frame(data, offset, salted)
         if frame is None:
             _require_torn(data, offset, seq, salted)
@@ -201,8 +230,18 @@ def frames(data: Data, header: SegmentHeader) -> Generator[Frame, None, int | No
         if frame.seq != seq:
             raise TraceDamaged(offset, f"record {frame.seq} stands where record {seq} belongs")
         yield frame
-        offset, seq = frame.end, seq + 1
+        offset += FRAME_BYTES + len(frame.payload)
+        seq += 1
     return None
+
+
+def count_frames(data: bytes) -> int:
+    """How many whole frames these bytes of a writer begin with; checksums are not looked at."""
+    offset = count = 0
+    while offset + FRAME_BYTES <= len(data):
+        offset += FRAME_BYTES + int(_FRAME.unpack_from(data, offset)[0])
+        count += offset <= len(data)
+    return count
 
 
 def _require_torn(data: Data, offset: int, seq: int, salted: int) -> None:

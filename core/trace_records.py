@@ -1,11 +1,13 @@
 """What the records of a trace log hold, and how each becomes the payload of a frame.
 
 Owns the schema: the header with versions and configuration, events and decisions as `events.py`
-has them, notes and the end. A payload is msgpack of the array-like struct; only a plan's decodes
-have a short form. Never reads or writes files; called by `trace_writer.py` and `replay/trace.py`.
+has them, notes, snapshots, gaps and the end. A payload is msgpack of the array-like struct; only a
+plan's decodes have short forms. Never reads or writes files; called by `trace_writer.py` and
+`replay/trace.py`.
 """
 
 import hashlib
+from enum import IntEnum
 
 import msgspec
 
@@ -15,6 +17,7 @@ from cearx.core.events import (
     ClockAdvanced,
     Decision,
     Event,
+    PrefixCacheReset,
     RequestArrived,
     RequestEnded,
     RequestRefused,
@@ -22,12 +25,16 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import RequestId
-from cearx.core.trace_format import COMPACT, Frame, RecordType, TraceIncompatible
+from cearx.core.trace_decodes import (
+    change_of_decodes,
+    changed_decodes,
+    compact_decodes,
+    expand_decodes,
+)
+from cearx.core.trace_format import CHANGED, COMPACT, Frame, RecordType, TraceIncompatible
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Changes with every change to the fields of a record; a test holds the two together."""
-MAX_COMPACT_DECODES = 65536
-"""Most decodes that the short form may stand for, so that a few bytes cannot fill the memory."""
 
 
 class TraceHeader(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -60,29 +67,60 @@ class StepNote(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class TraceEnd(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """How many records of each class stand before it."""
+    """How many records of each class stand before it in its segment."""
 
     num_events: int
     num_decisions: int
     num_notes: int
 
 
-Record = TraceHeader | Event | Decision | StepNote | TraceEnd
+class TraceSnapshot(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The scheduler between the record before and the record behind it."""
+
+    state: bytes
+    """`Scheduler.snapshot()`; read by `Scheduler.restore`."""
+
+
+class GapReason(IntEnum):
+    """Why records are lost."""
+
+    WRITE_FAILED = 0
+    """The disk was full or failed."""
+    QUEUE_FULL = 1
+    """The disk was too slow for longer than memory could hold records."""
+    RECORD_TOO_LARGE = 2
+    RESTARTED = 3
+    """Another core process of the same run begins here, with an empty scheduler."""
+
+
+class TraceGap(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Records [first_lost, end_lost) are not in the log; both 0 after a restart."""
+
+    reason: GapReason
+    first_lost: int
+    end_lost: int
+
+
+Record = TraceHeader | Event | Decision | StepNote | TraceEnd | TraceSnapshot | TraceGap
 
 RECORD_TYPES: dict[type[Record], RecordType] = {
     RequestArrived: RecordType.REQUEST_ARRIVED,
     CancelRequested: RecordType.CANCEL_REQUESTED,
     StepFinished: RecordType.STEP_FINISHED,
     ClockAdvanced: RecordType.CLOCK_ADVANCED,
+    PrefixCacheReset: RecordType.PREFIX_CACHE_RESET,
     StepPlan: RecordType.STEP_PLAN,
     RequestEnded: RecordType.REQUEST_ENDED,
     RequestRefused: RecordType.REQUEST_REFUSED,
     TraceHeader: RecordType.HEADER,
     StepNote: RecordType.NOTE,
     TraceEnd: RecordType.END,
+    TraceSnapshot: RecordType.SNAPSHOT,
+    TraceGap: RecordType.GAP,
 }
 
 _encode = msgspec.msgpack.Encoder().encode
+_PLAN_DECODER = msgspec.msgpack.Decoder(StepPlan)
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Record]] = {
     record_type: msgspec.msgpack.Decoder(struct) for struct, record_type in RECORD_TYPES.items()
 }
@@ -97,21 +135,63 @@ def config_sha256(config: SchedulerConfig) -> str:
     return hashlib.sha256(msgspec.json.encode(config, order="sorted")).hexdigest()
 
 
+class RecordEncoder:
+    """Payloads of a segment in order: a plan is told as a change from the one before."""
+
+    def __init__(self) -> None:
+        self._decodes: tuple[RequestId, ...] | None = None
+        """Of the last plan since the start or a snapshot."""
+
+    def encode(self, record: Record) -> tuple[int, int, bytes]:
+        """The type, the flags and the payload of the next record's frame."""
+        if type(record) is StepPlan:
+            before, self._decodes = self._decodes, record.decodes
+            change = None if before is None else change_of_decodes(before, record.decodes)
+            if change is not None:
+                return RecordType.STEP_PLAN, CHANGED, _encode_plan(record, change)
+        elif type(record) is TraceSnapshot:
+            self._decodes = None
+        return encode_record(record)
+
+
+class RecordDecoder:
+    """The inverse of `RecordEncoder`."""
+
+    def __init__(self) -> None:
+        self._decodes: tuple[RequestId, ...] | None = None
+
+    def decode(self, frame: Frame) -> Record:
+        """The next record; raises TraceIncompatible for whatever does not decode."""
+        if frame.type != RecordType.STEP_PLAN:
+            if frame.type == RecordType.SNAPSHOT:
+                self._decodes = None
+            return decode_record(frame)
+        if frame.flags != CHANGED:
+            plan = decode_record(frame)
+        else:
+            try:
+                if self._decodes is None:
+                    raise ValueError("a change of decodes, and no plan before it")
+                plan = _PLAN_DECODER.decode(frame.payload)
+                decodes = changed_decodes(self._decodes, plan.decodes)
+                plan = msgspec.structs.replace(plan, decodes=decodes)
+            except (msgspec.DecodeError, ValueError) as error:
+                raise _incompatible(frame, error) from None
+        assert isinstance(plan, StepPlan), f"a {type(plan)} from a step plan's decoder"
+        self._decodes = plan.decodes
+        return plan
+
+
+def _encode_plan(plan: StepPlan, decodes: tuple[int, ...]) -> bytes:
+    return _encode(msgspec.structs.replace(plan, decodes=decodes))
+
+
 def encode_record(record: Record) -> tuple[int, int, bytes]:
-    """The type, the flags and the payload of a record's frame."""
+    """The type, the flags and the payload of a record that refers to no other."""
     if type(record) is StepPlan:
         short = compact_decodes(record.decodes)
         if short is not None:
-            plan = StepPlan(
-                step_id=record.step_id,
-                decodes=short,
-                chunks=record.chunks,
-                granted=record.granted,
-                admitted=record.admitted,
-                preempted=record.preempted,
-                waits=record.waits,
-            )
-            return RecordType.STEP_PLAN, COMPACT, _encode(plan)
+            return RecordType.STEP_PLAN, COMPACT, _encode_plan(record, short)
     return RECORD_TYPES[type(record)], 0, _encode(record)
 
 
@@ -131,59 +211,17 @@ def decode_record(frame: Frame) -> Record:
         if isinstance(record, TraceHeader) and record.config_sha256 != config_sha256(record.config):
             raise ValueError("the configuration is not the one whose hash stands beside it")
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise TraceIncompatible(
-            f"record {frame.seq} at offset {frame.offset}, type {frame.type}: {error}"
-        ) from None
+        raise _incompatible(frame, error) from None
     return record
+
+
+def _incompatible(frame: Frame, error: Exception) -> TraceIncompatible:
+    return TraceIncompatible(
+        f"record {frame.seq} at offset {frame.offset}, type {frame.type}: {error}"
+    )
 
 
 def _require_schema(payload: bytes) -> None:
     found = msgspec.msgpack.decode(payload, type=_AnySchema).schema_version
     if found != SCHEMA_VERSION:
         raise ValueError(f"schema {found}, this version reads schema {SCHEMA_VERSION}")
-
-
-def compact_decodes(decodes: tuple[RequestId, ...]) -> tuple[RequestId, ...] | None:
-    """Rising request ids in few small integers, or None where that is not possible.
-
-    The first integer is the first id. Behind it a negative one, -n, stands for the n ids that
-    follow; another one, g, for the id behind 1 + g left out. (7, 8, 9, 12, 13) is (7, -2, 1, -1).
-    """
-    if not 2 <= len(decodes) <= MAX_COMPACT_DECODES:
-        return None
-    first, last = decodes[0], decodes[-1]
-    if last - first == len(decodes) - 1 and decodes == tuple(range(first, last + 1)):
-        return (first, RequestId(first - last))
-    short: list[int] = [first]
-    expected = first + 1
-    run = 0
-    for request_id in decodes[1:]:
-        gap = request_id - expected
-        if gap == 0:
-            run += 1
-        elif gap > 0:
-            if run:
-                short.append(-run)
-                run = 0
-            short.append(gap - 1)
-        else:
-            return None
-        expected = request_id + 1
-    if run:
-        short.append(-run)
-    return tuple(short)  # type: ignore[arg-type]
-
-
-def expand_decodes(short: tuple[RequestId, ...]) -> tuple[RequestId, ...]:
-    """The inverse of `compact_decodes`; raises ValueError over MAX_COMPACT_DECODES."""
-    decodes: list[int] = list(short[:1])
-    for step in short[1:]:
-        expected = decodes[-1] + 1
-        if step >= 0:
-            decodes.append(expected + 1 + step)
-        elif len(decodes) - step <= MAX_COMPACT_DECODES:
-            decodes.extend(range(expected, expected - step))
-        else:
-            count = len(decodes) - step
-            raise ValueError(f"a plan of {count} decodes, the limit is {MAX_COMPACT_DECODES}")
-    return tuple(decodes)  # type: ignore[arg-type]

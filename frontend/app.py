@@ -30,6 +30,7 @@ def build_app(state: ServerState) -> Starlette:
             Route("/version", _version),
             Route("/v1/models", _models(state)),
             Route("/v1/models/{name:path}", _model(state)),
+            Route("/reset_prefix_cache", _reset_prefix_cache(state), methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
         ],
@@ -58,6 +59,15 @@ def _health(state: ServerState) -> Endpoint:
         return _json({"status": "ok"})
 
     return health
+
+
+def _reset_prefix_cache(state: ServerState) -> Endpoint:
+    async def reset_prefix_cache(request: Request) -> Response:
+        """200 when it is on its way: requests that are sent after the answer find nothing old."""
+        state.client.reset_prefix_cache()
+        return Response()
+
+    return reset_prefix_cache
 
 
 async def _version(request: Request) -> Response:
@@ -92,7 +102,8 @@ def _model(state: ServerState) -> Endpoint:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _error_response(error)
+    retry = error.retry_after_s
+    return _error_response(error, None if retry is None else {"Retry-After": str(retry)})
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

@@ -11,7 +11,7 @@ import msgspec
 from cearx.core.events import FinishReason
 from cearx.core.messages import Output, TokenLogprobs
 from cearx.frontend.detokenizer import IncrementalDetokenizer
-from cearx.frontend.errors import server_error
+from cearx.frontend.errors import server_error, timed_out
 from cearx.frontend.stop_strings import StopStringMatcher
 
 
@@ -79,8 +79,10 @@ class Choice:
         """Characters decoded so far, shown or held back."""
 
     def push(self, output: Output) -> ChoiceDelta:
-        """Raises ApiError (500) when the engine failed to compute this request."""
+        """Raises ApiError: 504 when its time is up, 500 when the engine failed to compute it."""
         assert not self.is_finished, f"output for choice {self.index} after its end"
+        if output.finish_reason is FinishReason.TIMEOUT:
+            raise timed_out()
         if output.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
             raise server_error("The engine failed to compute this request", "request_failed")
         delta = ChoiceDelta(index=self.index)

@@ -23,6 +23,7 @@ from cearx.core.messages import (
     EngineReady,
     Output,
     Refused,
+    ResetPrefixCache,
     SamplingParams,
     StepOutputs,
     Submit,
@@ -46,6 +47,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_root: BlockHash
     max_tokens: int
     sampling: SamplingParams
+    priority: int = 0
+    has_exact_length: bool = False
 
 
 class RequestStream:
@@ -180,6 +183,11 @@ class EngineClient:
             self._socket.send(Cancel(request_key=key, reason=reason))
             self._fill_window()
 
+    def reset_prefix_cache(self) -> None:
+        """Asks the core to find nothing again that was computed before; raises ApiError (503)."""
+        self.require_ready()
+        self._socket.send(ResetPrefixCache())
+
     def shut_down(self) -> None:
         """Takes everything back; running streams end with an error, new requests get 503."""
         self._go_down(unavailable("The server is shutting down", "shutting_down"))
@@ -210,6 +218,8 @@ class EngineClient:
                     cache_root=request.cache_root,
                     max_tokens=request.max_tokens,
                     sampling=request.sampling,
+                    priority=request.priority,
+                    has_exact_length=request.has_exact_length,
                 )
             )
 

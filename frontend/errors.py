@@ -11,6 +11,8 @@ from cearx.core.events import RefusalReason
 from cearx.core.messages import Refused
 
 SHOWN_VALUE_CHARS = 64
+RETRY_AFTER_S = 1
+"""A full queue moves as soon as a running request ends."""
 
 
 class ErrorObject(msgspec.Struct, kw_only=True):
@@ -35,9 +37,12 @@ class ApiError(Exception):
         kind: str = "invalid_request_error",
         param: str | None = None,
         code: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_after_s = retry_after_s
+        """When it may be worth to ask again."""
         self.error = ErrorObject(message=message, type=kind, param=param, code=code)
 
     def body(self) -> bytes:
@@ -86,7 +91,7 @@ def prompt_too_long(
 
 
 def refused(refusal: Refused) -> ApiError:
-    """400 for what the core refused at its door; both sizes are in the message."""
+    """400 for what can never run, 503 for what may not wait; both sizes are in the message."""
     sizes = f"{refusal.num_tokens} tokens are asked for and there are {refusal.limit_tokens}"
     match refusal.reason:
         case RefusalReason.PROMPT_TOO_LONG:
@@ -98,6 +103,18 @@ def refused(refusal: Refused) -> ApiError:
             return invalid("prompt", "The prompt must have at least one token, got 0")
         case RefusalReason.NO_OUTPUT:
             return invalid("max_tokens", f"max_tokens must be at least 1: {sizes}")
+        case RefusalReason.QUEUE_FULL:
+            message = (
+                f"The server is busy: {refusal.num_tokens} requests would wait and "
+                f"{refusal.limit_tokens} may (--max-num-queued-reqs)"
+            )
+            return unavailable(message, "server_busy", RETRY_AFTER_S)
+        case RefusalReason.QUEUE_TOKENS:
+            message = (
+                f"The server is busy: prompts of {refusal.num_tokens} tokens would wait and "
+                f"{refusal.limit_tokens} may (--max-num-queued-tokens)"
+            )
+            return unavailable(message, "server_busy", RETRY_AFTER_S)
 
 
 def server_error(message: str, code: str = "internal_error") -> ApiError:
@@ -105,6 +122,12 @@ def server_error(message: str, code: str = "internal_error") -> ApiError:
     return ApiError(500, message, kind="server_error", code=code)
 
 
-def unavailable(message: str, code: str) -> ApiError:
+def unavailable(message: str, code: str, retry_after_s: int | None = None) -> ApiError:
     """503: not now."""
-    return ApiError(503, message, kind="server_error", code=code)
+    return ApiError(503, message, kind="server_error", code=code, retry_after_s=retry_after_s)
+
+
+def timed_out() -> ApiError:
+    """504: the request's deadline passed, while it waited or in the midst of its answer."""
+    message = "The request took longer than the server allows (--request-timeout)"
+    return ApiError(504, message, kind="server_error", code="request_timeout")

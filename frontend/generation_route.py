@@ -73,6 +73,8 @@ def build_plan(
                     cache_root=prompt.cache_root,
                     max_tokens=max_tokens,
                     sampling=sampling,
+                    priority=generation.priority,
+                    has_exact_length=generation.has_exact_length,
                 )
             )
             detokenizer = IncrementalDetokenizer(

@@ -4,6 +4,8 @@ Owns the size limit of bodies, counted as they arrive whatever Content-Length sa
 routes.
 """
 
+from collections.abc import Iterable
+
 import anyio
 from starlette.types import Receive, Scope, Send
 
@@ -51,15 +53,25 @@ def _too_large(size: int, limit: int) -> ApiError:
     return ApiError(413, message, code="request_too_large")
 
 
-async def send_body(send: Send, status: int, body: bytes, *, more_body: bool = False) -> None:
+async def send_body(
+    send: Send,
+    status: int,
+    body: bytes,
+    *,
+    more_body: bool = False,
+    more_headers: Iterable[tuple[bytes, bytes]] = (),
+) -> None:
     """A JSON response with its length; with `more_body` the caller ends it by an empty body."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers += more_headers
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
 
 async def send_error(send: Send, error: ApiError) -> None:
-    await send_body(send, error.status, error.body())
+    retry = error.retry_after_s
+    headers = [] if retry is None else [(b"retry-after", b"%d" % retry)]
+    await send_body(send, error.status, error.body(), more_headers=headers)
 
 
 async def refuse_body(receive: Receive, send: Send, error: ApiError) -> None:

@@ -65,6 +65,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Lower goes first; other than 0 only under --scheduling-policy priority."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
 
     # Hints for OpenAI's own fleet; they change nothing in an answer.

@@ -32,6 +32,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     stops: tuple[str, ...]
     include_stop: bool
     skip_special_tokens: bool
+    priority: int
+    has_exact_length: bool
+    """Whether nothing but max_tokens ends it."""
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -81,6 +84,13 @@ def build_generation(
     )
     include_usage, continuous_usage = _stream_options(request)
     stop = request.stop or []
+    priority = request.priority or 0
+    if priority and not engine.has_priorities:
+        message = (
+            "priority is not supported unless the server runs with --scheduling-policy priority: "
+            f"it must be 0, got {priority}"
+        )
+        raise not_supported("priority", message)
     return Generation(
         num_choices=request.n or 1,
         sampling=sampling,
@@ -89,6 +99,8 @@ def build_generation(
         stops=(stop,) if isinstance(stop, str) else tuple(stop),
         include_stop=bool(request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
+        priority=priority,
+        has_exact_length=not (stop or sampling.eos_token_ids or sampling.stop_token_ids),
         stream=bool(request.stream),
         include_usage=include_usage,
         continuous_usage=continuous_usage,

@@ -3,7 +3,7 @@
 Owns the figures and their text; never runs a scheduler. Called by `cli.py` for every record.
 """
 
-from collections import Counter
+from collections import Counter, deque
 
 import msgspec
 
@@ -18,7 +18,8 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import RequestId
-from cearx.core.trace_records import StepNote
+from cearx.core.scheduler import SchedulerState
+from cearx.core.trace_records import StepNote, TraceSnapshot
 from cearx.replay.trace import TraceRecord
 
 
@@ -50,7 +51,7 @@ class Summary(msgspec.Struct, kw_only=True):
     _prompts: dict[RequestId, int] = msgspec.field(default_factory=dict)
     """Prompt lengths of the requests that have not ended."""
     _admitted: set[RequestId] = msgspec.field(default_factory=set)
-    _plan: StepPlan | None = None
+    _in_flight: deque[StepPlan] = msgspec.field(default_factory=deque)
     _first_us: int | None = None
 
     @property
@@ -59,7 +60,7 @@ class Summary(msgspec.Struct, kw_only=True):
         return len(self._prompts)
 
     def feed(self, record: TraceRecord) -> None:
-        """Takes the next record."""
+        """Takes the next record; a snapshot only when a verifier has accepted it."""
         value = record.value
         if isinstance(value, StepPlan):
             self._take_plan(value)
@@ -80,13 +81,22 @@ class Summary(msgspec.Struct, kw_only=True):
             self.ended[value.reason] += 1
             self._prompts.pop(value.request_id, None)
             self._admitted.discard(value.request_id)
+        elif isinstance(value, TraceSnapshot):
+            self._carry_over(value)
         elif isinstance(value, StepNote):
             self.num_notes += 1
             self.execute_us += value.execute_us
             self.schedule_us += value.schedule_us
 
+    def _carry_over(self, snapshot: TraceSnapshot) -> None:
+        """Who is there: news only where a log begins within its run, or goes on behind a gap."""
+        state = msgspec.msgpack.decode(snapshot.state, type=SchedulerState)
+        self._prompts = {r.request_id: r.num_prompt_tokens for r in state.requests}
+        self._admitted = set(state.running)
+        self._in_flight = deque(step.plan for step in state.in_flight)
+
     def _take_plan(self, plan: StepPlan) -> None:
-        self._plan = plan
+        self._in_flight.append(plan)
         self.num_steps += 1
         self.num_preemptions += len(plan.preempted)
         self.num_computed_tokens += len(plan.decodes)
@@ -98,12 +108,14 @@ class Summary(msgspec.Struct, kw_only=True):
 
     def _finish_step(self, event: StepFinished) -> None:
         """Counts the step's tokens; the outcomes that follow remove who ended with it."""
-        if self._plan is None:
-            return
+        while self._in_flight and self._in_flight[0].step_id < event.step_id:
+            self._in_flight.popleft()  # its result is lost
+        if not self._in_flight or self._in_flight[0].step_id != event.step_id:
+            return  # it was planned before the log begins
+        plan = self._in_flight.popleft()
         failed = {row.request_id for row in event.stopped if row.reason is FinishReason.FAILED}
-        sampled = [*self._plan.decodes, *(c.request_id for c in self._plan.chunks if c.samples)]
+        sampled = [*plan.decodes, *(c.request_id for c in plan.chunks if c.samples)]
         self.num_output_tokens += sum(i in self._prompts and i not in failed for i in sampled)
-        self._plan = None
 
     def text(self) -> str:
         """A few lines for a person."""

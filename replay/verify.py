@@ -19,12 +19,13 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import RequestId, StepId
-from cearx.core.scheduler import Scheduler
+from cearx.core.scheduler import Scheduler, SchedulerState
 from cearx.core.trace_format import TraceIncompatible
-from cearx.core.trace_records import StepNote
+from cearx.core.trace_records import StepNote, TraceGap, TraceSnapshot
+from cearx.replay.snapshot_cost import require_bounded
 from cearx.replay.trace import TraceRecord
 
-MAX_BLOCKS = 1 << 22
+MAX_BLOCKS = 1 << 20
 """Largest pool that is rebuilt: the header of a made-up file must not fill the memory."""
 NUM_INPUTS_SHOWN = 20
 INPUT_BYTES_KEPT = 256 * 1024
@@ -51,17 +52,38 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fresh_scheduler(config: SchedulerConfig) -> Scheduler:
-    """The scheduler that a trace starts from; raises TraceIncompatible for an absurd pool."""
+    """The scheduler that a trace starts from; raises TraceIncompatible for an absurd pool or an
+    admission policy that is not installed."""
     if config.num_blocks > MAX_BLOCKS:
         raise TraceIncompatible(f"a pool of {config.num_blocks} blocks, the limit is {MAX_BLOCKS}")
-    return Scheduler(config)
+    try:
+        return Scheduler(config)
+    except ValueError as error:  # an admission policy that is not installed here
+        raise TraceIncompatible(str(error)) from None
+
+
+def restored_scheduler(config: SchedulerConfig, snapshot: TraceSnapshot) -> Scheduler:
+    """The scheduler of a segment's start; raises TraceIncompatible for what is no such state."""
+    fresh_scheduler(config)
+    require_bounded(snapshot.state)
+    try:
+        return Scheduler.restore(config, snapshot.state)
+    except Exception as error:  # another schema, or a made-up state that contradicts itself
+        name = type(error).__name__
+        raise TraceIncompatible(f"the snapshot cannot be restored: {name}: {error}") from error
 
 
 class Verifier:
-    """One pass over a trace; stop feeding at the first difference."""
+    """One pass over a trace; stop feeding at the first difference.
+
+    Where the trace begins with a snapshot, or one follows a gap, it goes on from that state; any
+    other snapshot must be the state that it has come to.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._knows_state = False
+        """Whether an event was applied since the start or a gap."""
         self._outcomes: deque[Decision] = deque()
         """What the last event led to and the log has not shown yet."""
         self._inputs: deque[TraceRecord] = deque(maxlen=NUM_INPUTS_SHOWN)
@@ -80,9 +102,30 @@ class Verifier:
         if isinstance(value, RequestEnded | RequestRefused):
             computed = self._outcomes.popleft() if self._outcomes else None
             return None if value == computed else self._differs(record, value, computed)
+        if isinstance(value, TraceGap):
+            self._outcomes.clear()
+            self._inputs.clear()
+            self._knows_state = False
+            return None
         if self._outcomes:
             return self._differs(record, None, self._outcomes[0])
+        if isinstance(value, TraceSnapshot):
+            return self._take_snapshot(record, value)
         return self._apply(record, value)
+
+    def _take_snapshot(self, record: TraceRecord, snapshot: TraceSnapshot) -> Difference | None:
+        if self._knows_state and self._scheduler.snapshot() != snapshot.state:
+            logged = _state(snapshot.state)
+            computed = _state(self._scheduler.snapshot())
+            path, logged_part, computed_part = next(
+                differences("Snapshot", logged, computed), ("Snapshot", logged, computed)
+            )
+            parts = describe(logged_part), describe(computed_part)
+            return self._difference(record, path, *parts, ())
+        if not self._knows_state:
+            self._scheduler = restored_scheduler(self._scheduler.config, snapshot)
+            self._knows_state = True
+        return None
 
     def finish(self, ended: bool) -> Difference | None:
         """Looks at what is left behind the last record; `ended` is whether the log has its end.
@@ -94,8 +137,7 @@ class Verifier:
             return None
         if self._outcomes:
             return self._differs(last, None, self._outcomes[0]) if ended else None
-        is_idle = not self._scheduler.has_work() or self._scheduler.step_in_flight is not None
-        if is_idle or not isinstance(last.value, ClockAdvanced):
+        if not self._scheduler.has_work() or not isinstance(last.value, ClockAdvanced):
             return None
         try:
             self._scheduler.plan()
@@ -104,6 +146,9 @@ class Verifier:
         return None
 
     def _apply(self, record: TraceRecord, event: Event) -> Difference | None:
+        self._knows_state = True
+        if self._inputs and self._inputs[-1].segment != record.segment:
+            self._inputs.clear()  # offsets below are of one file
         self._inputs.append(record)
         while record.offset - self._inputs[0].offset > INPUT_BYTES_KEPT:
             self._inputs.popleft()
@@ -134,7 +179,7 @@ class Verifier:
             ids = _ids([logged, computed])
             return self._difference(record, type(found).__name__, left, right, ids)
         name = type(logged).__name__
-        path, logged_part, computed_part = next(_differences(name, logged, computed))
+        path, logged_part, computed_part = next(differences(name, logged, computed))
         left, right = describe(logged_part), describe(computed_part)
         return self._difference(record, path, left, right, _ids(_odd_ones(logged, computed)))
 
@@ -158,7 +203,7 @@ class Verifier:
         )
 
 
-def _differences(
+def differences(
     path: str, logged: object, computed: object
 ) -> Iterator[tuple[str, object, object]]:
     """Each smallest part that differs, in the order of the fields, with its path."""
@@ -166,12 +211,10 @@ def _differences(
         return
     if isinstance(logged, msgspec.Struct) and type(logged) is type(computed):
         for name in logged.__struct_fields__:
-            yield from _differences(
-                f"{path}.{name}", getattr(logged, name), getattr(computed, name)
-            )
-    elif isinstance(logged, tuple) and isinstance(computed, tuple):
+            yield from differences(f"{path}.{name}", getattr(logged, name), getattr(computed, name))
+    elif isinstance(logged, tuple | list) and isinstance(computed, tuple | list):
         for index, (left, right) in enumerate(zip(logged, computed, strict=False)):
-            yield from _differences(f"{path}[{index}]", left, right)
+            yield from differences(f"{path}[{index}]", left, right)
         if len(logged) != len(computed):
             index = min(len(logged), len(computed))
             rest = (logged[index:], computed[index:])
@@ -190,6 +233,15 @@ def _odd_ones(logged: object, computed: object) -> list[object]:
     return [logged, computed]
 
 
+def _state(state: bytes) -> object:
+    """A snapshot's fields where this version knows them."""
+    try:
+        require_bounded(state)
+        return msgspec.msgpack.decode(state, type=SchedulerState)
+    except (msgspec.DecodeError, TraceIncompatible):
+        return state
+
+
 def _ids(values: list[object]) -> tuple[RequestId, ...]:
     ids = (
         value if isinstance(value, int) else getattr(value, "request_id", None) for value in values
@@ -202,7 +254,7 @@ def describe(value: object) -> str:
     if isinstance(value, msgspec.Struct):
         fields = (f"{name}={describe(getattr(value, name))}" for name in value.__struct_fields__)
         return f"{type(value).__name__}({', '.join(fields)})"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         shown = [describe(element) for element in value[:4]]
         if len(value) > len(shown):
             shown.append(f"… {len(value)} in all")

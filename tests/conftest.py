@@ -2,6 +2,8 @@
 
 import pytest
 
+from cearx.core import trace_disk
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -16,3 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be written instead of compared."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(autouse=True)
+def no_disk_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine must not move the trace's writes to a thread in the middle of a test."""
+    monkeypatch.setattr(trace_disk, "SLOW_WRITE_NS", 10**18)

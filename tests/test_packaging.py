@@ -10,6 +10,12 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+def sources(folder: str) -> list[Path]:
+    """Modules, and the parts of the pages that some of them write."""
+    patterns = ("*.py", "*.html", "*.css", "*.js")
+    return [path for pattern in patterns for path in (ROOT / folder).rglob(pattern)]
+
+
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel's content, built from a copy of the tracked and new sources."""
@@ -17,7 +23,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     source.mkdir()
     for name in ("core", "frontend", "kernels", "replay", "worker"):
-        for path in (ROOT / name).rglob("*.py"):
+        for path in sources(name):
             target = source / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
@@ -35,13 +41,17 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_every_source(unpacked: Path) -> None:
-    """No sub-package drops out in silence."""
+    """No sub-package and no part of a page drops out in silence."""
     expected = {
         str(path.relative_to(ROOT))
         for name in ("core", "frontend", "kernels", "replay", "worker")
-        for path in (ROOT / name).rglob("*.py")
+        for path in sources(name)
     }
-    packed = {str(path.relative_to(unpacked / "cearx")) for path in unpacked.rglob("cearx/**/*.py")}
+    packed = {
+        str(path.relative_to(unpacked / "cearx"))
+        for path in unpacked.rglob("cearx/**/*")
+        if path.is_file()
+    }
     assert packed == expected
 
 

@@ -120,13 +120,18 @@ def config(num_running: int) -> SchedulerConfig:
     )
 
 
-def arrival(request_id: int, num_tokens: int, hashes: tuple[BlockHash, ...]) -> RequestArrived:
+def arrival(
+    request_id: int, num_tokens: int, hashes: tuple[BlockHash, ...], arrived_us: int = 0
+) -> RequestArrived:
     return RequestArrived(
         request_id=RequestId(request_id),
         num_prompt_tokens=num_tokens,
         max_tokens=900,
         block_hashes=hashes,
         frontend_index=0,
+        arrived_us=arrived_us,
+        priority=0,
+        has_exact_length=True,
     )
 
 
@@ -146,7 +151,10 @@ class Stepper:
         self.now_us += 1000
         self.scheduler.apply(ClockAdvanced(now_us=self.now_us))
         plan = self.scheduler.plan()
-        self.scheduler.apply(StepFinished(step_id=plan.step_id, stopped=(), sealed=()))
+        assert plan is not None
+        self.scheduler.apply(
+            StepFinished(step_id=plan.step_id, stopped=(), sealed=(), execute_us=5000)
+        )
         return plan
 
 
@@ -166,7 +174,8 @@ def test_admission_of_4096_tokens(gate: Gate) -> None:
     def admit() -> None:
         scheduler.apply(arrival(next(next_id), 4096, hashes))
         plan = scheduler.plan()
-        scheduler.apply(StepFinished(step_id=plan.step_id, stopped=(), sealed=()))
+        assert plan is not None
+        scheduler.apply(StepFinished(step_id=plan.step_id, stopped=(), sealed=(), execute_us=5000))
         request_id = plan.admitted[0].request_id
         scheduler.apply(CancelRequested(request_id=request_id, reason=CancelReason.DISCONNECT))
 
@@ -178,11 +187,11 @@ def test_prefix_lookup(gate: Gate) -> None:
     packed = pack_tokens(list(range(4096)))
     hashes = prompt_hashes(bytes(32), root_hash(bytes(32), None), packed, BLOCK_SIZE)
     scheduler = Scheduler(config(8))
-    blocks = scheduler.pool.take(len(hashes))
+    blocks = scheduler.books.pool.take(len(hashes))
     for block, block_hash in zip(blocks, hashes, strict=True):
-        scheduler.pool.publish(block, block_hash)
-    assert len(scheduler.pool.find(hashes, 255)) == 255
-    gate.hold(lambda: scheduler.pool.find(hashes, 255))
+        scheduler.books.pool.publish(block, block_hash)
+    assert len(scheduler.books.pool.find(hashes, 255)) == 255
+    gate.hold(lambda: scheduler.books.pool.find(hashes, 255))
 
 
 def test_prompt_hashes_of_4096_tokens(gate: Gate) -> None:
@@ -197,7 +206,7 @@ def test_log_append(gate: Gate, tmp_path: Path) -> None:
     stepper = Stepper(64)
     writer = TraceWriter.open(tmp_path, config(64), 1, pytest.fail)
     plan = stepper()
-    finished = StepFinished(step_id=plan.step_id, stopped=(), sealed=())
+    finished = StepFinished(step_id=plan.step_id, stopped=(), sealed=(), execute_us=5000)
 
     def append() -> None:
         writer.append(finished)
@@ -252,8 +261,9 @@ def test_replay(gate: Gate, tmp_path: Path) -> None:
         writer.append(clock)
         scheduler.apply(clock)
         plan = scheduler.plan()
+        assert plan is not None
         writer.append(plan)
-        finished = StepFinished(step_id=plan.step_id, stopped=(), sealed=())
+        finished = StepFinished(step_id=plan.step_id, stopped=(), sealed=(), execute_us=5000)
         writer.append(finished)
         scheduler.apply(finished)
     writer.close()

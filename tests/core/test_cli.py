@@ -1,5 +1,6 @@
 """Flags come from the config structs; their list is part of the product."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,10 @@ FLAGS = """
 host port frontends startup_timeout log_level
 served_model_name chat_template enable_prompt_tokens_details strict_params stream_interval
 max_logprobs max_body_bytes
-max_num_seqs max_num_batched_tokens enable_prefix_caching trace
+max_num_seqs max_num_batched_tokens enable_prefix_caching async_scheduling admission
+scheduling_policy max_overtakes long_prefill_token_threshold max_num_partial_prefills target_itl_ms
+max_num_queued_reqs max_num_queued_tokens request_timeout
+trace trace_segment_size trace_segment_seconds trace_keep trace_fsync
 load_format dtype max_model_len block_size kv_cache_memory kv_cache_memory_fraction seed num_threads
 """.split()
 
@@ -70,6 +74,9 @@ def test_other_sizes_are_refused(text: str) -> None:
         (lambda: ServerConfig(frontends=0), ("0", "1..64")),
         (lambda: CoreConfig(max_num_seqs=0), ("0", "at least 1")),
         (lambda: CoreConfig(max_num_batched_tokens=8, max_num_seqs=9), ("8", "9")),
+        (lambda: CoreConfig(trace_segment_size=100), ("100", "at least 65536")),
+        (lambda: CoreConfig(trace_segment_seconds=0), ("0", "at least 1")),
+        (lambda: CoreConfig(trace_keep=1), ("1", "at least 2")),
         (lambda: WorkerConfig(kv_cache_memory_fraction=1.5), ("1.5", "(0, 1]")),
         (lambda: WorkerConfig(max_model_len=1), ("1", "at least 2")),
         (
@@ -119,7 +126,12 @@ def test_help_lists_every_flag(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        env={"COLUMNS": "200", "PATH": "/usr/bin", "HOME": str(tmp_path)},
+        env={
+            "COLUMNS": "200",
+            "PATH": "/usr/bin",
+            "HOME": str(tmp_path),
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        },
     )
     for flag in FLAGS:
         assert "--" + flag.replace("_", "-") in done.stdout

@@ -12,6 +12,7 @@ from cearx.core.events import (
     Decision,
     Event,
     FinishReason,
+    PrefillChunk,
     RefusalReason,
     RequestArrived,
     StepFinished,
@@ -80,7 +81,9 @@ class Driver:
         sampling: SamplingParams = GREEDY,
         frontend: int = 0,
     ) -> object:
-        return self.engine.submit(frontend, self.message(key, prompt, max_tokens, sampling))
+        return self.engine.submit(
+            frontend, self.message(key, prompt, max_tokens, sampling), self.now_us
+        )
 
     def message(
         self, key: int, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams
@@ -98,7 +101,10 @@ class Driver:
 
     def plan(self) -> ExecuteStep:
         self.now_us += 1000
-        return self.engine.next_step(self.now_us)
+        assert self.engine.tick(self.now_us) == {}
+        step = self.engine.next_step()
+        assert step is not None
+        return step
 
     def result(self, step: ExecuteStep, token_id: int | None = 9) -> StepResult:
         ids = [*step.plan.decodes, *(c.request_id for c in step.plan.chunks if c.samples)]
@@ -259,7 +265,7 @@ def test_messages_that_cannot_be_meant_are_rejected() -> None:
         ),
     ):
         with pytest.raises(MessageRejected):
-            driver.engine.submit(0, bad)
+            driver.engine.submit(0, bad, 0)
     assert driver.engine.num_requests == 1
 
 
@@ -288,3 +294,43 @@ def test_decisions_are_flushed_before_they_leave() -> None:
     driver.plan()
     order = [type(r) for r in driver.log.records]
     assert order.index(StepFinished) < len(order) - 1 - order[::-1].index(StepPlan)
+
+
+def test_progress_is_what_happens_for_somebody() -> None:
+    """Admissions, new parts of prompts, tokens, ends and refusals; waiting is none."""
+    driver = Driver(max_num_batched_tokens=4)
+    seen = [driver.engine.num_progress]
+
+    def grew() -> int:
+        seen.append(driver.engine.num_progress)
+        return seen[-1] - seen[-2]
+
+    driver.submit(1, range(10), max_tokens=2)
+    assert grew() == 0
+    step = driver.plan()
+    assert grew() == 1  # admitted
+    driver.engine.finish_step(driver.result(step), 0)
+    assert grew() == 1  # the first part
+    driver.step()
+    driver.step()
+    assert grew() == 3  # two parts and a token
+    driver.step()
+    assert grew() == 2  # a token and the end
+    driver.submit(2, range(100))
+    assert grew() == 1  # refused
+
+
+def test_a_repeated_part_of_a_prompt_is_no_progress() -> None:
+    """Requests that take each other's blocks in turns stand still, however busy they are."""
+    driver = Driver()
+    driver.submit(1, range(10))
+    (request_id,) = driver.engine._requests
+
+    def goes_on(start: int, num_tokens: int) -> bool:
+        return driver.engine._goes_on(
+            PrefillChunk(request_id=request_id, start=start, num_tokens=num_tokens, samples=False)
+        )
+
+    assert [goes_on(0, 4), goes_on(4, 4)] == [True, True]
+    assert [goes_on(0, 4), goes_on(0, 8), goes_on(4, 4)] == [False, False, False]
+    assert goes_on(0, 9)

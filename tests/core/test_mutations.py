@@ -1,26 +1,31 @@
-"""Twenty planted mistakes: each is found by replay, and by the checks where it breaks a rule."""
+"""Some forty planted mistakes: replay finds each, and the checks those that break a rule."""
 
 from functools import cache
 
 import pytest
 from mutants import MUTATIONS, Mutation, mutant
-from random_run import SMALL, RandomRun
+from random_run import CONFIGS, RandomRun
 from simulated_engine import RecordList
 
+from cearx.core.config import SchedulerConfig
 from cearx.core.events import Decision, Event, RequestEnded, RequestRefused, StepPlan
 from cearx.core.scheduler import Scheduler
 from cearx.replay.trace import TraceRecord
 from cearx.replay.verify import Difference, Verifier
 
-NUM_SEEDS = 25
-NUM_STEPS = 150
+NUM_SEEDS = 75
+NUM_STEPS = 120
+
+
+def config_of(seed: int) -> SchedulerConfig:
+    return CONFIGS[seed % len(CONFIGS)]
 
 
 @cache
 def good_run(seed: int) -> RecordList:
     """What the scheduler does; the same load for every mutation."""
     log = RecordList()
-    RandomRun(SMALL, seed, log=log).run(NUM_STEPS)
+    RandomRun(config_of(seed), seed, log=log).run(NUM_STEPS)
     return log
 
 
@@ -41,7 +46,8 @@ def first_bad_step(records: list[Event | Decision], scheduler: Scheduler) -> int
             if isinstance(value, StepPlan):
                 step = value.step_id
                 logged.append(value)
-                computed.append(scheduler.plan())
+                plan = scheduler.plan()
+                computed += [] if plan is None else [plan]
             elif isinstance(value, RequestEnded | RequestRefused):
                 logged.append(value)
             else:
@@ -61,9 +67,9 @@ def test_replay_names_the_first_bad_step(mutation: Mutation) -> None:
     scheduler = mutant(mutation)
     for seed in range(NUM_SEEDS):
         records = good_run(seed)
-        difference = replay(records, scheduler(SMALL))
+        difference = replay(records, scheduler(config_of(seed)))
         if difference is not None:
-            assert difference.step_id == first_bad_step(records, scheduler(SMALL))
+            assert difference.step_id == first_bad_step(records, scheduler(config_of(seed)))
             assert difference.logged != difference.computed
             assert difference.inputs
             return
@@ -78,7 +84,7 @@ def test_the_checks_find_it(mutation: Mutation) -> None:
     scheduler = mutant(mutation)
     for seed in range(NUM_SEEDS):
         try:
-            RandomRun(SMALL, seed, scheduler(SMALL)).run(NUM_STEPS)
+            RandomRun(config_of(seed), seed, scheduler(config_of(seed))).run(NUM_STEPS)
         except (AssertionError, KeyError):
             return
     raise AssertionError(f"{mutation.name} breaks no rule in {NUM_SEEDS} runs")
@@ -89,5 +95,5 @@ def test_no_mistake_no_finding() -> None:
     unchanged = Mutation("nothing", "scheduler", "def plan(self)", "def plan(self)")
     scheduler = mutant(unchanged)
     for seed in range(NUM_SEEDS):
-        assert replay(good_run(seed), scheduler(SMALL)) is None
-        RandomRun(SMALL, seed, scheduler(SMALL)).run(NUM_STEPS)
+        assert replay(good_run(seed), scheduler(config_of(seed))) is None
+        RandomRun(config_of(seed), seed, scheduler(config_of(seed))).run(NUM_STEPS)

@@ -133,6 +133,10 @@ def test_each_reason_to_wait() -> None:
     simulated = engine(num_blocks=4, max_num_batched_tokens=64)
     for text in range(2):
         simulated.arrive([text] * 8, 5)
+    assert [wait.reason for wait in simulated.plan().waits] == [WaitReason.ADMISSION]
+    simulated = engine(num_blocks=3, max_num_batched_tokens=64)
+    for text in range(2):
+        simulated.arrive([text] * 8, 5)
     assert [wait.reason for wait in simulated.plan().waits] == [WaitReason.NO_BLOCKS]
 
 
@@ -172,13 +176,15 @@ def test_cancel_in_every_state() -> None:
     simulated.cancel(waiting)
     simulated.plan()
     simulated.cancel(running)
-    assert simulated.scheduler.pool.num_free < 16, "the step in flight still writes these blocks"
+    assert simulated.scheduler.books.pool.num_free < 16, (
+        "the step in flight still writes these blocks"
+    )
     simulated.finish()
-    assert simulated.scheduler.pool.num_free == 16
+    assert simulated.scheduler.books.pool.num_free == 16
     decoding = simulated.arrive([3], 5)
     steps(simulated, 2)
     simulated.cancel(decoding)
-    assert simulated.scheduler.pool.num_free == 16
+    assert simulated.scheduler.books.pool.num_free == 16
     for request_id in (running, waiting, decoding, RequestId(99)):
         simulated.cancel(request_id)
     assert simulated.ended == dict.fromkeys((waiting, running, decoding), FinishReason.CANCELLED)
@@ -205,7 +211,7 @@ def test_misuse_is_an_assertion() -> None:
     with pytest.raises(AssertionError, match="clock went from 5 to 4"):
         scheduler.apply(ClockAdvanced(now_us=4))
     with pytest.raises(AssertionError, match="step 0 finished"):
-        scheduler.apply(StepFinished(step_id=StepId(0), stopped=(), sealed=()))
+        scheduler.apply(StepFinished(step_id=StepId(0), stopped=(), sealed=(), execute_us=1))
     with pytest.raises(AssertionError, match="nothing can run"):
         scheduler.plan()
     event = CancelRequested(request_id=RequestId(0), reason=CancelReason.DISCONNECT)
@@ -229,7 +235,7 @@ def test_500_aborts_leave_an_idle_pool() -> None:
             run.engine.cancel(request_id)
         cancelled = list(run.engine.ended.values()).count(FinishReason.CANCELLED)
     run.engine.drain()
-    assert run.engine.scheduler.pool.num_free == SMALL.num_blocks
+    assert run.engine.scheduler.books.pool.num_free == SMALL.num_blocks
     assert not run.engine.scheduler.num_running and not run.engine.scheduler.num_waiting
 
 

@@ -4,6 +4,8 @@ Every rule runs under the checks of the simulated engine: conservation of blocks
 order of arrival, rows that continue their requests, the right KV under every row, one end each.
 """
 
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -36,8 +38,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         spare_budget=st.sampled_from([0, 1, 7, 60]),
         enable_prefix_caching=st.booleans(),
+        pipeline_depth=st.sampled_from([2, 1, 3]),
+        admission=st.sampled_from(["forecast", "watermark", "greedy"]),
+        scheduling_policy=st.sampled_from(["fcfs", "priority"]),
+        max_overtakes=st.sampled_from([0, 1, 4]),
+        long_prefill_token_threshold=st.sampled_from([0, 1, 6]),
+        max_num_partial_prefills=st.sampled_from([0, 1, 2]),
+        target_itl_us=st.sampled_from([0, 8_500]),
+        max_num_queued_reqs=st.sampled_from([0, 0, 1, 5]),
+        max_num_queued_tokens=st.sampled_from([0, 0, 70]),
+        request_timeout_us=st.sampled_from([0, 0, 400_000]),
     )
-    def configure(self, max_num_seqs: int, spare_budget: int, **sizes: int) -> None:
+    def configure(self, max_num_seqs: int, spare_budget: int, **sizes: Any) -> None:
         self.engine = SimulatedEngine(
             SchedulerConfig(
                 max_num_seqs=max_num_seqs,
@@ -55,10 +67,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         length=st.integers(0, 48),
         tail=st.lists(st.integers(0, VOCABULARY - 1), max_size=3),
         max_tokens=st.sampled_from([0, 1, 2, 3, 9, 30]),
+        priority=st.integers(-1, 1),
+        is_exact=st.booleans(),
     )
-    def arrive(self, text: list[int], length: int, tail: list[int], max_tokens: int) -> None:
+    def arrive(
+        self,
+        text: list[int],
+        length: int,
+        tail: list[int],
+        max_tokens: int,
+        priority: int,
+        is_exact: bool,
+    ) -> None:
         self.count()
-        self.engine.arrive(text[:length] + tail, max_tokens)
+        self.engine.arrive(
+            text[:length] + tail, max_tokens, priority=priority, has_exact_length=is_exact
+        )
         self.num_arrived += 1
 
     @precondition(lambda self: self.engine.requests)
@@ -76,15 +100,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.count()
         self.engine.cancel(RequestId(data.draw(st.integers(0, self.num_arrived + 1))))
 
-    @precondition(lambda self: self.engine.plan_in_flight is None)
-    @precondition(lambda self: self.engine.scheduler.has_work())
+    @precondition(lambda self: self.engine.can_plan)
     @rule()
     def plan(self) -> None:
         self.count()
         SchedulerMachine.num_engine_steps += 1
-        self.engine.plan()
+        self.engine.try_plan()
 
-    @precondition(lambda self: self.engine.plan_in_flight is not None)
+    @precondition(lambda self: self.engine.in_flight)
     @rule(stops=st.integers(0, 31), fails=st.integers(0, 31), calm=st.booleans())
     def finish(self, stops: int, fails: int, calm: bool) -> None:
         """Bit i of `stops` and `fails` is the i-th sampling row's fate; calm steps have none."""
@@ -95,15 +118,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             [request_id for i, request_id in rows if fails >> i & 1],
         )
 
-    @precondition(lambda self: self.engine.scheduler.has_work())
+    @precondition(lambda self: self.engine.can_plan or self.engine.in_flight)
     @rule(count=st.integers(1, 8))
     def go_on(self, count: int) -> None:
         """Calm steps, so that requests get far."""
         for _ in range(count):
-            if self.engine.plan_in_flight is not None:
-                self.finish(0, 0, True)
-            elif self.engine.scheduler.has_work():
+            if self.engine.can_plan:
                 self.plan()
+            elif self.engine.in_flight:
+                self.finish(0, 0, True)
+
+    @rule(duration_us=st.sampled_from([0, 1, 20_000, 900_000]))
+    def let_time_pass(self, duration_us: int) -> None:
+        self.count()
+        self.engine.advance(duration_us)
+
+    @rule()
+    def reset_cache(self) -> None:
+        self.count()
+        self.engine.reset_cache()
 
     @rule()
     def restore(self) -> None:

@@ -10,16 +10,18 @@ from hypothesis import strategies as st
 
 from cearx.core import trace_format
 from cearx.core.trace_format import (
-    COMPACT,
+    CHANGED,
     FORMAT,
     FRAME_BYTES,
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
+    MAX_SNAPSHOT_BYTES,
     Frame,
     RecordType,
     SegmentHeader,
     TraceDamaged,
     TraceIncompatible,
+    count_frames,
     decode_frame,
     decode_header,
     encode_frame,
@@ -30,7 +32,7 @@ from cearx.core.trace_format import (
 
 HEADER = SegmentHeader(boot_id=0x1F09C2AA, salt=0xC0FFEE)
 payloads = st.lists(
-    st.tuples(st.sampled_from(RecordType), st.integers(0, COMPACT), st.binary(max_size=80)),
+    st.tuples(st.sampled_from(RecordType), st.integers(0, CHANGED), st.binary(max_size=80)),
     min_size=1,
     max_size=12,
 )
@@ -186,6 +188,37 @@ def test_size_limit() -> None:
         (MAX_PAYLOAD_BYTES).to_bytes(4, "little"), (MAX_PAYLOAD_BYTES + 1).to_bytes(4, "little"), 1
     )
     assert decode_frame(too_large + b"\x00", 0, salted) is None
+
+
+def test_size_limit_of_a_snapshot() -> None:
+    """A snapshot holds a whole state: 16 MiB fit, and not one byte more."""
+    salted = salt_crc(1)
+    largest = encode_frame(salted, 0, RecordType.SNAPSHOT, 0, bytes(MAX_SNAPSHOT_BYTES))
+    assert decode_frame(largest, 0, salted) is not None
+    with pytest.raises(ValueError, match="16777217 bytes, the limit is 16777216"):
+        encode_frame(salted, 0, RecordType.SNAPSHOT, 0, bytes(MAX_SNAPSHOT_BYTES + 1))
+
+
+def test_a_valid_snapshot_behind_a_bad_record_is_found() -> None:
+    """Also one that is larger than any other record."""
+    whole = segment([*SAMPLE[:3], (RecordType.SNAPSHOT, 0, bytes(2 * MAX_PAYLOAD_BYTES + 7))])
+    at = read(whole)[0][1].offset
+    damaged = whole[: at + 4] + b"\xff" + whole[at + 5 :]
+    bad_two = bytearray(damaged)
+    bad_two[read(whole)[0][2].offset + 4] ^= 1
+    with pytest.raises(TraceDamaged, match="a valid one follows") as caught:
+        read(bytes(bad_two))
+    assert caught.value.offset == at
+
+
+@given(payloads, st.data())
+def test_frames_of_a_writer_are_counted(
+    records: list[tuple[int, int, bytes]], data: st.DataObject
+) -> None:
+    """A part of what was to be written holds as many whole records as are read from it."""
+    whole = segment(records)
+    cut = data.draw(st.integers(HEADER_BYTES, len(whole)))
+    assert count_frames(whole[HEADER_BYTES:cut]) == len(read(whole[:cut])[0])
 
 
 @given(st.binary(max_size=400), st.booleans())

@@ -73,6 +73,7 @@ def test_a_used_port_is_one_clear_line() -> None:
         (("--max-model-len", "100000", "--kv-cache-memory", "64MiB"), "100000"),
         (("--kv-cache-memory", "1"), "kv"),
         (("--chat-template", "/no/such/template"), "/no/such/template"),
+        (("--admission", "generous"), "forecast, watermark, greedy, got 'generous'"),
     ],
 )
 def test_what_cannot_start_says_why(arguments: tuple[str, ...], word: str) -> None:

@@ -109,7 +109,7 @@ def test_unreadable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing file is one clear line and exit 2."""
     assert cli.main([str(tmp_path / "none")]) == 2
     assert (
-        capsys.readouterr().out == f"cannot read {tmp_path / 'none'}: No such file or directory\n"
+        capsys.readouterr().out == f"cannot open {tmp_path / 'none'}: No such file or directory\n"
     )
 
 
@@ -118,6 +118,83 @@ def test_incompatible(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewrite(path, RecordType.HEADER, schema_version=SCHEMA_VERSION + 1)
     assert cli.main([str(path)]) == 3
     assert f"schema {SCHEMA_VERSION + 1}, this version reads" in capsys.readouterr().out
+
+
+VERBS = {
+    "verify": [],
+    "stats": [],
+    "why": ["0"],
+    "at": ["--step", "50"],
+    "check": [],
+    "diff": [],
+    "what-if": ["--set", "max_num_seqs=4"],
+    "shrink": [],
+    "export": ["--jsonl", "-"],
+    "report": [],
+}
+"""Each verb that reads a trace, with what it needs besides."""
+
+
+def arguments(verb: str, path: Path, folder: Path) -> list[str]:
+    more = {
+        "diff": [str(path)],
+        "shrink": ["--out", str(folder / "s")],
+        "report": ["--out", str(folder / "r.html")],
+    }
+    return [verb, str(path), *VERBS[verb], *more.get(verb, [])]
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every verb stands in the help with a line of its own, and has a help itself."""
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for verb in (*VERBS, "import"):
+        assert f"│ {verb} " in text
+        assert cli.main([verb, "--help"]) == 0
+        assert f"Usage: cearx replay {verb}" in capsys.readouterr().out
+    assert cli.main([]) == 2
+    assert set(VERBS) | {"import"} == cli.VERBS
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_refuses_a_bad_trace(
+    verb: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Damaged: 2; another schema: 3; missing or no trace at all: 2. One line, never a traceback."""
+    bad = tmp_path / "bad"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    bad.write_bytes(data)
+    assert cli.main(arguments(verb, bad, tmp_path)) == 2
+    assert f"DAMAGED {bad} at offset" in capsys.readouterr().out
+    for text in (b"", b"no trace log at all", b"\0" * 5000):
+        bad.write_bytes(text)
+        assert cli.main(arguments(verb, bad, tmp_path)) == 2
+        assert capsys.readouterr().out.startswith(f"DAMAGED {bad} at offset")
+    assert cli.main(arguments(verb, tmp_path / "none", tmp_path)) == 2
+    assert (
+        capsys.readouterr().out == f"cannot open {tmp_path / 'none'}: No such file or directory\n"
+    )
+    rewrite(path, RecordType.HEADER, schema_version=SCHEMA_VERSION + 1)
+    assert cli.main(arguments(verb, path, tmp_path)) == 3
+    assert capsys.readouterr().out.startswith(f"INCOMPATIBLE {path}")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_answers(
+    verb: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A whole trace: an answer and the exit code that says what it is."""
+    expected = {"shrink": 1, "what-if": 4}  # nothing fails; these notes are no model's
+    assert cli.main(arguments(verb, path, tmp_path)) == expected.get(verb, 0)
+    assert capsys.readouterr().out
+
+
+def test_escapes_in_a_header_are_not_obeyed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A version with terminal escapes is printed as text."""
+    rewrite(path, RecordType.HEADER, scheduler_sha256="\x1b[2J", code_version="\x1b]0;x\x07\n")
+    assert cli.main([str(path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
 
 
 def python(code: str, *arguments: str, **environment: str) -> str:

@@ -55,6 +55,7 @@ def trace_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
                     seed=int.from_bytes(canary(index)[:8].encode(), "little"),
                 ),
             ),
+            now_us,
         )
         assert refused is None
         if index % 7 == 3:
@@ -62,7 +63,10 @@ def trace_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             engine.cancel(0, Cancel(request_key=RequestKey(index), reason=reason))
         while engine.num_requests > (5 if index + 1 < NUM_CANARIES else 0):
             now_us += 8000
-            plan = engine.next_step(now_us).plan
+            assert engine.tick(now_us) == {}
+            step = engine.next_step()
+            assert step is not None
+            plan = step.plan
             rows = [*plan.decodes, *(chunk.request_id for chunk in plan.chunks if chunk.samples)]
             failed = "bad logits near " + canary(index)
             outputs = [

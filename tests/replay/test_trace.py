@@ -168,12 +168,6 @@ def test_bytes_behind_the_end_are_damage(small: bytes) -> None:
     assert caught.value.offset == len(small)
 
 
-def test_a_later_segment_is_incompatible(header: Record) -> None:
-    """Replay starts at the start of a run."""
-    with pytest.raises(TraceIncompatible, match="segment 3 begins within a run"):
-        read(file_of(header, header=SegmentHeader(boot_id=1, salt=2, segment=3)))
-
-
 def test_what_is_no_file(tmp_path: Path) -> None:
     """Nothing, an empty file, a pipe, a folder without a trace."""
     with pytest.raises(FileNotFoundError):

@@ -20,6 +20,7 @@ from cearx.core.messages import (
     FrontendToCore,
     Output,
     Refused,
+    ResetPrefixCache,
     StepOutputs,
     Submit,
     TokenLogprobs,
@@ -70,6 +71,7 @@ class FakeCore:
         self.cancels: list[tuple[RequestKey, CancelReason]] = []
         self.answers_hello = True
         self.most_running = 0
+        self.num_resets = 0
         self._engine = engine
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -138,6 +140,8 @@ class FakeCore:
         elif isinstance(message, Cancel):
             self.cancels.append((message.request_key, message.reason))
             self._running.pop(message.request_key, None)
+        elif isinstance(message, ResetPrefixCache):
+            self.num_resets += 1
         elif self.answers_hello:
             self._send(self._engine)
 

@@ -1,5 +1,6 @@
 """The core's engine and a worker's step runner in one process: real decisions, a real model."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +9,7 @@ from cearx.core.block_hash import prompt_hashes, root_hash
 from cearx.core.config import SchedulerConfig
 from cearx.core.engine import Engine, NullLog
 from cearx.core.identifiers import RequestKey
-from cearx.core.messages import SamplingParams, Submit, pack_tokens
+from cearx.core.messages import ExecuteStep, SamplingParams, Submit, pack_tokens
 from cearx.worker.batch_inputs import BatchInputsBuilder
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.model_config import ModelConfig
@@ -35,6 +36,7 @@ class LocalEngine:
         budget: int = 256,
         max_num_seqs: int = 16,
         caching: bool = True,
+        pipeline_depth: int = 2,
     ) -> None:
         self._config = SchedulerConfig(
             block_size=block_size,
@@ -43,6 +45,7 @@ class LocalEngine:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             enable_prefix_caching=caching,
+            pipeline_depth=pipeline_depth,
         )
         kv_cache = KVCache(model_config, num_blocks, block_size, torch.float32)
         for layer in kv_cache.layers_SHD:
@@ -53,6 +56,7 @@ class LocalEngine:
         inputs = BatchInputsBuilder(states, max_num_seqs, budget)
         self._runner = StepRunner(model, kv_cache, states, inputs, Sampler(vocab_size))
         self._engine = Engine(self._config, SECRET, NullLog())
+        self._in_flight: deque[ExecuteStep] = deque()
         self._next_key = 0
         self._now_us = 0
         self.num_preemptions = 0
@@ -60,25 +64,43 @@ class LocalEngine:
         self.num_chunks = 0
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: SamplingParams = GREEDY
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
     ) -> list[list[int]]:
-        """The tokens of all prompts, submitted at once and run to their end."""
+        """The tokens of all prompts, submitted at once and run to their end.
+
+        `sampling` is one for all or one each.
+        """
         tokens: dict[RequestKey, list[int]] = {}
-        for prompt in prompts:
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        for prompt, params in zip(prompts, each, strict=True):
             key = RequestKey(self._next_key)
             self._next_key += 1
             tokens[key] = []
-            self._submit(key, prompt, max_tokens, sampling)
-        while self._engine.wants_step:
-            self._now_us += 1
-            step = self._engine.next_step(self._now_us)
+            self._submit(key, prompt, max_tokens, params)
+        while self._engine.num_requests:
+            while self._engine.wants_step:
+                self._plan()
+            result = self._runner.execute(self._in_flight.popleft())
+            for outputs in self._engine.finish_step(result, 0).values():
+                for output in outputs:
+                    tokens[output.request_key].extend(output.token_ids)
+        while self._in_flight:  # late rows of requests that ended
+            self._engine.finish_step(self._runner.execute(self._in_flight.popleft()), 0)
+        return list(tokens.values())
+
+    def _plan(self) -> None:
+        """One more step on its way to the worker, which executes it when its turn comes."""
+        self._now_us += 1
+        self._engine.tick(self._now_us)
+        step = self._engine.next_step()
+        if step is not None:
+            self._in_flight.append(step)
             self.num_preemptions += len(step.plan.preempted)
             self.num_chunks += len(step.plan.chunks)
             self.num_cached_tokens += sum(a.num_cached_tokens for a in step.plan.admitted)
-            for outputs in self._engine.finish_step(self._runner.execute(step), 0).values():
-                for output in outputs:
-                    tokens[output.request_key].extend(output.token_ids)
-        return list(tokens.values())
 
     def _submit(
         self, key: RequestKey, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams
@@ -95,5 +117,6 @@ class LocalEngine:
                 max_tokens=max_tokens,
                 sampling=sampling,
             ),
+            self._now_us,
         )
         assert refused is None, refused

@@ -12,7 +12,22 @@ from types import ModuleType
 
 from cearx.core.scheduler import Scheduler
 
-MODULES = ("block_pool", "scheduler")
+MODULES = (  # in an order in which each imports only what stands before it
+    "block_pool",
+    "request",
+    "waiting_queue",
+    "decode_batch",
+    "fences",
+    "output_lengths",
+    "prefill_pace",
+    "forecast",
+    "admission",
+    "preemption",
+    "books",
+    "settling",
+    "planner",
+    "scheduler",
+)
 
 
 @dataclass(frozen=True)
@@ -36,14 +51,16 @@ def source(module: str) -> str:
 def mutant(mutation: Mutation) -> type[Scheduler]:
     """The scheduler class with this mistake."""
     made: dict[str, ModuleType] = {}
+    prefix = f"mutant_{mutation.name}_"
     for module in MODULES:
         text = source(module)
         if module == mutation.module:
             count = text.count(mutation.text)
             assert count == 1, f"{mutation.name}: {mutation.text!r} stands {count} times"
             text = text.replace(mutation.text, mutation.replacement)
-        name = f"mutant_{mutation.name}_{module}"
-        text = text.replace("cearx.core.block_pool", f"mutant_{mutation.name}_block_pool")
+        name = f"{prefix}{module}"
+        for copied in MODULES:
+            text = text.replace(f"from cearx.core.{copied} import", f"from {prefix}{copied} import")
         made[module] = sys.modules[name] = ModuleType(name)
         exec(compile(text, name, "exec"), made[module].__dict__)
     scheduler: type[Scheduler] = made["scheduler"].Scheduler
@@ -53,106 +70,130 @@ def mutant(mutation: Mutation) -> type[Scheduler]:
 MUTATIONS = [
     Mutation(
         "shares_a_step_too_early",
-        "scheduler",
-        "        plan = StepPlan(\n            step_id=self._next_step,",
-        "        for chunk in step.chunks:\n"
-        "            early = self._running[chunk.request_id]\n"
-        "            full = (chunk.start + chunk.num_tokens) // self.config.block_size\n"
-        "            for index in range(min(full, len(early.block_hashes))):\n"
-        "                self.pool.publish(early.block_ids[index], early.block_hashes[index])\n"
-        "        plan = StepPlan(\n            step_id=self._next_step,",
+        "settling",
+        "            books.publish(request)\n    outcomes",
+        "            request.num_unsettled -= books.config.block_size\n"
+        "            books.publish(request)\n"
+        "            request.num_unsettled += books.config.block_size\n"
+        "    outcomes",
     ),
     Mutation(
-        "shares_before_the_last_admission",
-        "scheduler",
-        "        step.add_chunk(request)\n\n    def _grant(",
-        "        step.add_chunk(request)\n"
+        "shares_at_admission",
+        "books",
+        "        return hits + self.grant(request, count)\n",
+        "        block_ids = hits + self.grant(request, count)\n"
         "        for index in range(len(hits), len(request.block_hashes)):\n"
         "            self.pool.publish(request.block_ids[index], request.block_hashes[index])\n"
-        "\n    def _grant(",
+        "        return block_ids\n",
+    ),
+    Mutation(
+        "shares_rows_in_flight",
+        "books",
+        "        return self.batch.num_scheduled(request) - rows - request.num_unsettled\n",
+        "        return self.batch.num_scheduled(request)\n",
     ),
     Mutation(
         "budget_off_by_one",
-        "scheduler",
-        "num_tokens = min(self.budget, request.num_tokens - request.num_computed)",
-        "num_tokens = min(self.budget + 1, request.num_tokens - request.num_computed)",
+        "planner",
+        "num_tokens = min(self._budget, rest,",
+        "num_tokens = min(self._budget + 1, rest,",
     ),
     Mutation(
         "decodes_are_free",
-        "scheduler",
-        "        step.budget -= len(step.decodes)",
-        "        step.budget -= 0",
+        "planner",
+        "        self._budget -= len(self._decodes)",
+        "        self._budget -= 0",
     ),
     Mutation(
         "one_seat_too_many",
-        "scheduler",
-        "if len(self._running) == self.config.max_num_seqs:",
-        "if len(self._running) == self.config.max_num_seqs + 1:",
+        "planner",
+        "if len(self._books.running) == self._config.max_num_seqs:",
+        "if len(self._books.running) == self._config.max_num_seqs + 1:",
     ),
     Mutation(
         "last_in_first_out",
-        "scheduler",
-        "            request = next(iter(self._waiting.values()))\n",
-        "            request = next(reversed(self._waiting.values()))\n",
+        "waiting_queue",
+        "for _, request_id in self._orders[:count]]",
+        "for _, request_id in self._orders[::-1][:count]]",
     ),
     Mutation(
         "preempts_the_first",
-        "scheduler",
-        "request_id, request = self._running.popitem()",
-        "request_id = next(iter(self._running))\n        request = self._running.pop(request_id)",
+        "preemption",
+        "if request.order <= after or",
+        "if request.order > after or",
     ),
     Mutation(
-        "preempted_goes_to_the_end",
-        "scheduler",
-        "        self._waiting.move_to_end(request_id, last=False)\n",
-        "",
+        "preempts_for_nothing",
+        "planner",
+        "            if num_coming > len(self._waits):",
+        "            if num_coming > len(self._waits) + 1:",
+    ),
+    Mutation(
+        "waits_for_too_little",
+        "planner",
+        "            if num_coming > len(self._waits):",
+        "            if num_coming >= len(self._waits) > 0:",
     ),
     Mutation(
         "admits_after_a_preemption",
-        "scheduler",
-        "            if step.preempted:\n",
-        "            if False:\n",
-        breaks_invariant=False,
+        "planner",
+        "        if self._is_short_of_blocks:\n",
+        "        if False:\n",
     ),
     Mutation(
         "forgets_a_holder_on_a_hit",
         "block_pool",
-        "            if self._ref_counts[block] == 0:\n"
-        "                del self._cached[block]\n"
-        "            self._ref_counts[block] += 1",
-        "            if self._ref_counts[block] == 0:\n"
-        "                del self._cached[block]\n"
-        "                self._ref_counts[block] += 1",
+        "                del self._cached[block]\n            self._ref_counts[block] += 1",
+        "                del self._cached[block]\n                self._ref_counts[block] += 1",
     ),
     Mutation(
         "hit_counts_the_last_token",
-        "scheduler",
-        "limit = (request.num_tokens - 1) // self.config.block_size",
-        "limit = request.num_tokens // self.config.block_size",
+        "planner",
+        "limit = (request.num_promised - 1) // self._config.block_size",
+        "limit = request.num_promised // self._config.block_size",
     ),
     Mutation(
-        "one_token_too_many",
-        "scheduler",
-        "self._num_outputs(request) == request.max_tokens:",
-        "self._num_outputs(request) == request.max_tokens + 1:",
+        "one_row_too_many",
+        "planner",
+        "        if length == request.final_length:",
+        "        if length == request.final_length + 1:",
+    ),
+    Mutation(
+        "due_too_late",
+        "decode_batch",
+        "len(request.block_ids) * block_size + 1, request",
+        "len(request.block_ids) * block_size + 2, request",
+    ),
+    Mutation(
+        "fence_opens_too_early",
+        "fences",
+        "fence for fence in self._fences if fence.last_step > finished]",
+        "fence for fence in self._fences if fence.last_step > finished + 1]",
+    ),
+    Mutation(
+        "frees_under_a_running_step",
+        "books",
+        "            self.fences.add(last_step, request.block_ids)\n",
+        "            self.pool.release(request.block_ids)\n",
+    ),
+    Mutation(
+        "fence_misses_the_batch",
+        "books",
+        "            request.last_step = step.step_id\n",
+        "            pass\n",
     ),
     Mutation(
         "cancel_keeps_the_blocks",
-        "scheduler",
-        "        elif request.block_ids:\n            self._fenced.append(request)\n",
-        "",
-    ),
-    Mutation(
-        "cancel_frees_under_a_running_step",
-        "scheduler",
-        "        if self._in_flight is None:\n            self._release(request)\n",
-        "        if True:\n            self._release(request)\n",
+        "books",
+        "            self._take_blocks(request)\n        del self.requests",
+        "            pass\n        del self.requests",
     ),
     Mutation(
         "shares_what_failed",
-        "scheduler",
-        "        if stopped is not FinishReason.FAILED:\n            self._publish(request)\n",
-        "        self._publish(request)\n        if stopped is not FinishReason.FAILED:\n",
+        "settling",
+        "        request.publishes = False\n    if reason",
+        "        pass\n    if reason",
+        breaks_invariant=False,
     ),
     Mutation(
         "keeps_the_hash_of_an_evicted_block",
@@ -169,22 +210,111 @@ MUTATIONS = [
     ),
     Mutation(
         "never_shares_outputs",
-        "scheduler",
+        "settling",
         "                request.block_hashes.append(sealed.block_hash)",
         "                pass",
         breaks_invariant=False,
     ),
     Mutation(
-        "no_room_to_grow",
+        "reset_forgets_nothing",
         "scheduler",
-        "            if need + growing + grows > free:",
-        "            if need > free:",
+        "        self.books.pool.forget_contents()\n",
+        "",
         breaks_invariant=False,
     ),
     Mutation(
-        "holds_back_too_much",
+        "reset_leaves_the_running_alone",
         "scheduler",
-        "            if need + growing + grows > free:",
-        "            if need + growing + grows + 2 > free:",
+        "            request.publishes = False\n",
+        "            pass\n",
+        breaks_invariant=False,
+    ),
+    Mutation(
+        "a_preempted_token_is_lost",
+        "settling",
+        "            request.num_tokens += not has_failed\n",
+        "            request.num_tokens += not has_failed and request.admitted_step is not None\n",
+    ),
+    Mutation(
+        "a_token_counts_twice",
+        "books",
+        "        request.num_tokens = request.num_scheduled + 1 - request.num_pending\n",
+        "        request.num_tokens = request.num_scheduled + 1\n",
+    ),
+    Mutation(
+        "resumes_with_a_token_in_flight",
+        "planner",
+        "        if request.num_pending:\n            return WaitReason.IN_FLIGHT\n",
+        "",
+        breaks_invariant=False,
+    ),
+    Mutation(
+        "overtakes_without_end",
+        "planner",
+        "request.num_overtaken < self._config.max_overtakes",
+        "True",
+    ),
+    Mutation(
+        "never_counts_an_overtaking",
+        "planner",
+        "other.num_overtaken += 1",
+        "pass",
+    ),
+    Mutation(
+        "ignores_priorities",
+        "request",
+        "        return self.priority, self.request_id",
+        "        return 0, self.request_id",
+    ),
+    Mutation(
+        "deadline_passes_by",
+        "scheduler",
+        "deadline_us <= now_us:",
+        "deadline_us < now_us:",
+    ),
+    Mutation(
+        "queue_has_no_end",
+        "scheduler",
+        "        elif 0 < config.max_num_queued_reqs <= num_queued:",
+        "        elif 0 < config.max_num_queued_reqs < num_queued:",
+    ),
+    Mutation(
+        "no_cap_on_a_prompt",
+        "planner",
+        "self._config.long_prefill_token_threshold or rest)",
+        "rest)",
+    ),
+    Mutation(
+        "margin_never_falls",
+        "settling",
+        "        books.margin_blocks -= min(",
+        "        books.margin_blocks -= 0 * min(",
+        breaks_invariant=False,
+    ),
+    Mutation(
+        "forecast_forgets_the_candidate",
+        "admission",
+        "    everyone = [*situation.runners, candidate]\n",
+        "    everyone = [*situation.runners]\n",
+        breaks_invariant=False,
+    ),
+    Mutation(
+        "forecast_never_frees",
+        "forecast",
+        "        used = num_held - freed + max",
+        "        used = num_held + max",
+        breaks_invariant=False,
+    ),
+    Mutation(
+        "recomputes_uncounted",
+        "planner",
+        "num_recomputed = max(min(request.num_lost, request.num_promised) - num_cached, 0)",
+        "num_recomputed = 0",
+    ),
+    Mutation(
+        "pace_forgets_decodes",
+        "prefill_pace",
+        "(target_us - self.decode_us) * 1000",
+        "target_us * 1000",
     ),
 ]

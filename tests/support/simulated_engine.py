@@ -2,10 +2,13 @@
 
 The worker keeps a fake KV memory: one integer a token place, that stands for this token and all
 before it. Before a step it checks that the places a row reads hold what the request says, so a
-block shared too early, reused too soon or found under a wrong hash is noticed as wrong KV.
+block shared too early, reused too soon or found under a wrong hash is noticed as wrong KV. Steps
+are executed when their result is asked for, in order, so a step is planned while others run.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from scheduler_checker import DecisionChecker, check_internals
@@ -20,7 +23,9 @@ from cearx.core.events import (
     Decision,
     Event,
     FinishReason,
+    PrefixCacheReset,
     RequestArrived,
+    RequestEnded,
     RowStopped,
     StepFinished,
     StepPlan,
@@ -55,6 +60,7 @@ class SimulatedRequest:
 
     def __init__(self, token_ids: Sequence[int], block_size: int) -> None:
         self.block_size = block_size
+        self.num_prompt_tokens = len(token_ids)
         self.token_ids: list[int] = []
         self.prefix_ids: list[int] = []
         """prefix_ids[p] stands for tokens [0, p]."""
@@ -78,6 +84,19 @@ class SimulatedRequest:
         return self.prefix_ids[-1] % VOCABULARY
 
 
+@dataclass
+class DispatchedStep:
+    """A plan on its way through the worker, with the requests as they were at dispatch."""
+
+    plan: StepPlan
+    requests: dict[RequestId, SimulatedRequest]
+    """All that were live."""
+
+    def sampling_rows(self) -> list[RequestId]:
+        chunks = (chunk.request_id for chunk in self.plan.chunks if chunk.samples)
+        return [*self.plan.decodes, *chunks]
+
+
 class FakeWorker:
     """Block tables as the plans tell them, and the fake KV memory."""
 
@@ -87,32 +106,42 @@ class FakeWorker:
             [None] * config.block_size for _ in range(config.num_blocks)
         ]
         self.tables: dict[RequestId, list[BlockId]] = {}
+        self.failed: set[RequestId] = set()
+        """Their KV is poisoned; nobody looks at what their late rows bring."""
 
-    def take_plan(self, plan: StepPlan, live: Container[RequestId]) -> None:
-        """Forgets who is not live any more and does what the plan says to block tables."""
+    def execute(self, step: DispatchedStep, failed: set[RequestId]) -> None:
+        """Block tables first, then all reads: rows of one step do not see each other's writes."""
+        plan, requests = step.plan, step.requests
+        self._take_plan(plan, requests)
+        rows = [(i, len(requests[i].token_ids) - 1, 1) for i in plan.decodes]
+        rows += [(c.request_id, c.start, c.num_tokens) for c in plan.chunks]
+        for request_id, start, _ in rows:
+            if request_id in self.failed:
+                continue
+            found = [id_ for block in self.tables[request_id] for id_ in self.kv[block]][:start]
+            expected = requests[request_id].prefix_ids[:start]
+            assert found == expected, f"step {plan.step_id}: wrong KV for request {request_id}"
+        self.failed |= failed
+        for chunk in plan.chunks:
+            length = len(requests[chunk.request_id].token_ids)
+            assert chunk.samples == (chunk.start + chunk.num_tokens == length), f"{chunk}: {length}"
+        for request_id, start, num_tokens in rows:
+            for position in range(start, start + num_tokens):
+                block = self.tables[request_id][position // self.block_size]
+                value = (
+                    None if request_id in self.failed else requests[request_id].prefix_ids[position]
+                )
+                self.kv[block][position % self.block_size] = value
+
+    def _take_plan(self, plan: StepPlan, live: dict[RequestId, SimulatedRequest]) -> None:
         self.tables = {i: table for i, table in self.tables.items() if i in live}
         for request_id in plan.preempted:
             del self.tables[request_id]
         for admission in plan.admitted:
+            assert admission.request_id not in self.tables, f"{admission} runs already"
             self.tables[admission.request_id] = []
         for grant in plan.granted:
             self.tables[grant.request_id].extend(grant.block_ids)
-
-    def execute(
-        self, plan: StepPlan, requests: dict[RequestId, SimulatedRequest], failed: set[RequestId]
-    ) -> None:
-        """All reads first: rows of one step do not see each other's writes."""
-        rows = [(i, len(requests[i].token_ids) - 1, 1) for i in plan.decodes]
-        rows += [(c.request_id, c.start, c.num_tokens) for c in plan.chunks]
-        for request_id, start, _ in rows:
-            found = [id_ for block in self.tables[request_id] for id_ in self.kv[block]][:start]
-            expected = requests[request_id].prefix_ids[:start]
-            assert found == expected, f"step {plan.step_id}: wrong KV for request {request_id}"
-        for request_id, start, num_tokens in rows:
-            for position in range(start, start + num_tokens):
-                block = self.tables[request_id][position // self.block_size]
-                value = None if request_id in failed else requests[request_id].prefix_ids[position]
-                self.kv[block][position % self.block_size] = value
 
 
 class SimulatedEngine:
@@ -133,17 +162,22 @@ class SimulatedEngine:
         self.requests: dict[RequestId, SimulatedRequest] = {}
         """Of live requests."""
         self.ended: dict[RequestId, FinishReason] = {}
-        self.plan_in_flight: StepPlan | None = None
+        self.in_flight: deque[DispatchedStep] = deque()
         self.num_preemptions = 0
         self.num_hit_tokens = 0
         """Of all admissions."""
         self.num_output_tokens = 0
-        self._in_flight_requests: dict[RequestId, SimulatedRequest] = {}
-        """Of its rows, those cancelled meanwhile included."""
-        self._now_us = 0
+        self.now_us = 0
         self._next_id = 0
+        self._is_stuck = False
+        """Nothing can be planned before an event comes."""
+
+    @property
+    def can_plan(self) -> bool:
+        return not self._is_stuck and self.scheduler.has_work()
 
     def apply(self, event: Event) -> tuple[Decision, ...]:
+        self._is_stuck = False
         self.log.append(event)
         outcomes = self.scheduler.apply(event)
         for outcome in outcomes:
@@ -152,9 +186,17 @@ class SimulatedEngine:
             assert self.shadow.apply(event) == outcomes, f"the restored scheduler differs: {event}"
         self.checker.on_event(event, outcomes)
         check_internals(self.scheduler, self.checker)
+        self._forget(outcomes)
         return outcomes
 
-    def arrive(self, token_ids: Sequence[int], max_tokens: int) -> RequestId:
+    def arrive(
+        self,
+        token_ids: Sequence[int],
+        max_tokens: int,
+        *,
+        priority: int = 0,
+        has_exact_length: bool = False,
+    ) -> RequestId:
         """A request comes in; it may be refused."""
         request_id = RequestId(self._next_id)
         self._next_id += 1
@@ -169,6 +211,9 @@ class SimulatedEngine:
                 max_tokens=max_tokens,
                 block_hashes=hashes,
                 frontend_index=0,
+                arrived_us=self.now_us,
+                priority=priority,
+                has_exact_length=has_exact_length,
             )
         )
         if not refused:
@@ -177,49 +222,68 @@ class SimulatedEngine:
 
     def cancel(self, request_id: RequestId) -> None:
         """A request is taken back, in whatever state it is."""
-        event = CancelRequested(request_id=request_id, reason=CancelReason.DISCONNECT)
-        self._forget(self.apply(event))
+        self.apply(CancelRequested(request_id=request_id, reason=CancelReason.DISCONNECT))
 
-    def plan(self) -> StepPlan:
-        """The next step; call when there is work and nothing in flight."""
-        self._now_us += STEP_US
-        self.apply(ClockAdvanced(now_us=self._now_us))
+    def reset_cache(self) -> None:
+        """Nothing computed before is found again."""
+        self.apply(PrefixCacheReset())
+
+    def advance(self, duration_us: int) -> None:
+        """Time passes."""
+        self.now_us += duration_us
+        self.apply(ClockAdvanced(now_us=self.now_us))
+
+    def try_plan(self) -> StepPlan | None:
+        """The next step, unless nothing can be done before one in flight is finished."""
+        self.advance(STEP_US)
+        if not self.scheduler.has_work():
+            return None  # the last ones ran out of time
+        before = self.scheduler.snapshot() if self.in_flight else b""
         plan = self.scheduler.plan()
-        self.log.append(plan)
-        self.log.flush()
         if self.shadow is not None:
             assert self.shadow.plan() == plan, f"the restored scheduler plans otherwise: {plan}"
+        if plan is None:
+            assert self.in_flight, "work is pending, nothing runs and nothing is planned"
+            assert self.scheduler.snapshot() == before, "no plan, and still something changed"
+            self._is_stuck = True
+            return None
+        self.log.append(plan)
+        self.log.flush()
         self.checker.on_plan(plan)
         check_internals(self.scheduler, self.checker)
-        self.worker.take_plan(plan, self.requests)
         self.num_preemptions += len(plan.preempted)
         self.num_hit_tokens += sum(admission.num_cached_tokens for admission in plan.admitted)
-        self.plan_in_flight = plan
-        rows = [*plan.decodes, *(chunk.request_id for chunk in plan.chunks)]
-        self._in_flight_requests = {i: self.requests[i] for i in rows}
+        self.in_flight.append(DispatchedStep(plan, dict(self.requests)))
+        return plan
+
+    def plan(self) -> StepPlan:
+        """The next step; there must be one."""
+        plan = self.try_plan()
+        assert plan is not None, "nothing to plan"
         return plan
 
     def sampling_rows(self) -> list[RequestId]:
-        """Who gets a token from the step in flight; those cancelled meanwhile left out."""
-        plan = self.plan_in_flight
-        assert plan is not None, "no step in flight"
-        rows = [*plan.decodes, *(chunk.request_id for chunk in plan.chunks if chunk.samples)]
-        return [request_id for request_id in rows if request_id in self.requests]
+        """Who gets a token from the oldest step in flight; those that ended since left out."""
+        return [i for i in self.in_flight[0].sampling_rows() if i in self.requests]
 
     def finish(
-        self, stopped: Iterable[RequestId] = (), failed: Iterable[RequestId] = ()
+        self,
+        stopped: Iterable[RequestId] = (),
+        failed: Iterable[RequestId] = (),
+        execute_us: int = STEP_US,
     ) -> tuple[Decision, ...]:
-        """The step in flight is computed; some of its sampling rows stop or fail."""
-        plan = self.plan_in_flight
-        assert plan is not None, "no step in flight"
+        """The oldest step in flight is computed; some of its sampling rows stop or fail."""
+        step = self.in_flight.popleft()
         failures = set(failed)
-        self.worker.execute(plan, self._in_flight_requests, failures)
+        self.worker.execute(step, failures)
         sealed = []
-        for request_id in self.sampling_rows():
+        for request_id in step.sampling_rows():
             if request_id in failures:
                 continue
-            request = self.requests[request_id]
+            request = step.requests[request_id]
             filled = request.append(request.sample())
+            if request_id not in self.requests:
+                continue  # a late row: the worker cannot know
             self.num_output_tokens += 1
             if filled is not None and self.config.enable_prefix_caching:
                 sealed.append(BlockSealed(request_id=request_id, block_hash=filled))
@@ -228,17 +292,21 @@ class SimulatedEngine:
             RowStopped(request_id=i, reason=FinishReason.STOP) for i in stopped if i not in failures
         ]
         rows.sort(key=lambda row: row.request_id)
-        event = StepFinished(step_id=plan.step_id, stopped=tuple(rows), sealed=tuple(sealed))
-        self.plan_in_flight = None
-        outcomes = self.apply(event)
-        self._forget(outcomes)
-        return outcomes
+        return self.apply(
+            StepFinished(
+                step_id=step.plan.step_id,
+                stopped=tuple(rows),
+                sealed=tuple(sealed),
+                execute_us=execute_us,
+            )
+        )
 
     def _forget(self, outcomes: Iterable[Decision]) -> None:
         for outcome in outcomes:
-            assert outcome.request_id not in self.ended, f"{outcome.request_id} ends twice"
-            self.ended[outcome.request_id] = outcome.reason
-            del self.requests[outcome.request_id]
+            if isinstance(outcome, RequestEnded):
+                assert outcome.request_id not in self.ended, f"{outcome.request_id} ends twice"
+                self.ended[outcome.request_id] = outcome.reason
+                del self.requests[outcome.request_id]
 
     def fork(self) -> None:
         """From here on the restored scheduler decides, and its original must agree with it."""
@@ -254,12 +322,13 @@ class SimulatedEngine:
         left = sum(
             request.max_tokens + request.num_prompt_tokens for request in self.checker.live.values()
         )
-        for _ in range(20 + 20 * left):
-            if self.plan_in_flight is not None:
+        last_step = self.checker.num_steps + 20 + 20 * left
+        while self.checker.num_steps <= last_step:
+            if self.can_plan:
+                self.try_plan()
+            elif self.in_flight:
                 self.finish()
-            elif self.scheduler.has_work():
-                self.plan()
             else:
                 break
         self.checker.check_idle()
-        assert self.scheduler.pool.num_free == self.config.num_blocks, "blocks are missing"
+        assert self.scheduler.books.pool.num_free == self.config.num_blocks, "blocks are missing"

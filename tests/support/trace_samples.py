@@ -1,11 +1,12 @@
 """Records and trace files for the tests of the trace log and of replay."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from hypothesis import strategies as st
 from random_run import SMALL, RandomRun
 
-from cearx.core.config import SchedulerConfig
+from cearx.core.config import SchedulerConfig, TraceLimits
 from cearx.core.events import (
     Admission,
     BlockSealed,
@@ -13,8 +14,11 @@ from cearx.core.events import (
     CancelReason,
     CancelRequested,
     ClockAdvanced,
+    Decision,
+    Event,
     FinishReason,
     PrefillChunk,
+    PrefixCacheReset,
     RefusalReason,
     RequestArrived,
     RequestEnded,
@@ -47,13 +51,18 @@ records = st.one_of(
         max_tokens=u63,
         block_hashes=tuples(hashes),
         frontend_index=u63,
+        arrived_us=u63,
+        priority=st.integers(-(2**31), 2**31),
+        has_exact_length=st.booleans(),
     ),
+    st.builds(PrefixCacheReset),
     st.builds(CancelRequested, request_id=ids, reason=st.sampled_from(CancelReason)),
     st.builds(
         StepFinished,
         step_id=u63,
         stopped=tuples(st.builds(RowStopped, request_id=ids, reason=st.sampled_from(FinishReason))),
         sealed=tuples(st.builds(BlockSealed, request_id=ids, block_hash=hashes)),
+        execute_us=u63,
     ),
     st.builds(ClockAdvanced, now_us=u63),
     st.builds(
@@ -67,9 +76,12 @@ records = st.one_of(
             )
         ),
         granted=tuples(st.builds(BlocksGranted, request_id=ids, block_ids=tuples(ids))),
-        admitted=tuples(st.builds(Admission, request_id=ids, num_cached_tokens=u63)),
+        admitted=tuples(
+            st.builds(Admission, request_id=ids, num_cached_tokens=u63, num_recomputed_tokens=u63)
+        ),
         preempted=tuples(ids),
         waits=tuples(st.builds(RequestWaits, request_id=ids, reason=st.sampled_from(WaitReason))),
+        margin_blocks=u63,
     ),
     st.builds(RequestEnded, request_id=ids, reason=st.sampled_from(FinishReason)),
     st.builds(
@@ -104,3 +116,61 @@ def write_run(
     else:
         writer.flush()
     return writer.path
+
+
+class MaintainedLog:
+    """A writer that is maintained whenever it is flushed: with a step in flight, too."""
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self.writer = writer
+        self.snapshot: Callable[[], bytes] | None = None
+
+    def append(self, record: Event | Decision) -> None:
+        self.writer.append(record)
+
+    def flush(self) -> None:
+        self.writer.flush()
+        assert self.snapshot is not None, "no scheduler yet"
+        self.writer.maintain(self.snapshot)
+
+
+SMALL_SEGMENTS = TraceLimits(segment_bytes=3000, keep=1000)
+"""About a dozen steps of the small configuration; nothing is deleted."""
+
+
+class SegmentedRun:
+    """A random run whose trace has many segments."""
+
+    def __init__(
+        self,
+        folder: Path,
+        seed: int = 0,
+        limits: TraceLimits = SMALL_SEGMENTS,
+        config: SchedulerConfig = SMALL,
+        on_stop: Callable[[str], None] = never,
+        boot_id: int = BOOT_ID,
+    ) -> None:
+        self.notes: list[str] = []
+        self.writer = TraceWriter.open(
+            folder, config, boot_id, on_stop, limits=limits, on_note=self.notes.append
+        )
+        self.log = MaintainedLog(self.writer)
+        self.run = RandomRun(config, seed, log=self.log)
+        self.log.snapshot = self.run.engine.scheduler.snapshot
+
+    def steps(self, num_steps: int) -> None:
+        for step in range(num_steps):
+            self.run.step()
+            self.writer.note_step(8000 + step, 90)
+
+    def close(self) -> None:
+        self.run.engine.drain()
+        self.writer.close()
+
+
+def write_segments(folder: Path, num_steps: int = 100, seed: int = 0) -> list[Path]:
+    """The segments of a whole run."""
+    run = SegmentedRun(folder, seed)
+    run.steps(num_steps)
+    run.close()
+    return sorted(folder.glob("trace-*.log"))

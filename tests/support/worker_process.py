@@ -147,12 +147,21 @@ class WorkerProcess:
                     max_tokens=max_tokens,
                     sampling=sampling,
                 ),
+                0,
             )
             assert refused is None, refused
-        while engine.wants_step:
-            step = engine.next_step(0)
-            self.num_preemptions += len(step.plan.preempted)
-            for outputs in engine.finish_step(self.execute(step), 0).values():
+        num_in_flight = 0
+        while engine.wants_step or num_in_flight:
+            while engine.wants_step:
+                step = engine.next_step()
+                if step is not None:
+                    self.num_preemptions += len(step.plan.preempted)
+                    self.link.send(step)
+                    num_in_flight += 1
+            result = self.receive()
+            assert isinstance(result, StepResult)
+            num_in_flight -= 1
+            for outputs in engine.finish_step(result, 0).values():
                 for output in outputs:
                     tokens[output.request_key].extend(output.token_ids)
         # The next engine numbers its requests from 0 again, so the worker forgets these.
@@ -171,6 +180,8 @@ class WorkerProcess:
             max_num_seqs=min(self.spec.max_num_seqs, budget),
             max_num_batched_tokens=budget,
             enable_prefix_caching=False,
+            pipeline_depth=2,
+            admission="greedy",
         )
         return Engine(config, SECRET, NullLog())
 

@@ -5,6 +5,7 @@ back through its block table, and answers a hash of it. So a token is right only
 every step before it was.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -115,7 +116,13 @@ class Serving:
     """The core's engine and a step runner, without processes."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, budget: int, max_num_seqs: int, caching: bool
+        self,
+        num_blocks: int,
+        block_size: int,
+        budget: int,
+        max_num_seqs: int,
+        caching: bool,
+        depth: int = 2,
     ) -> None:
         self.config = SchedulerConfig(
             block_size=block_size,
@@ -124,6 +131,8 @@ class Serving:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             enable_prefix_caching=caching,
+            pipeline_depth=depth,
+            admission="greedy",
         )
         self.engine = Engine(self.config, SECRET, NullLog())
         seats = SeatTable(max_num_seqs, MAX_MODEL_LEN, block_size)
@@ -140,6 +149,7 @@ class Serving:
         self.reasons: dict[int, FinishReason] = {}
         self.num_preemptions = 0
         self.num_cached = 0
+        self._in_flight: deque[ExecuteStep] = deque()
 
     def submit(self, key: int, prompt: Sequence[int], count: int, params: SamplingParams) -> None:
         """A request as a frontend sends it; one that is refused must not be in a test."""
@@ -156,6 +166,7 @@ class Serving:
                 max_tokens=count,
                 sampling=params,
             ),
+            0,
         )
         assert refused is None
 
@@ -164,11 +175,15 @@ class Serving:
         self.engine.cancel(0, Cancel(request_key=RequestKey(key), reason=CancelReason.DISCONNECT))
 
     def step(self) -> None:
-        """One step from plan to outputs."""
-        message = self.engine.next_step(self.model.num_steps)
-        self.num_preemptions += len(message.plan.preempted)
-        self.num_cached += sum(a.num_cached_tokens for a in message.plan.admitted)
-        for outputs in self.engine.finish_step(self.runner.execute(message), 0).values():
+        """Plans ahead as far as may be, and takes in the oldest step's outputs."""
+        while self.engine.wants_step:
+            message = self.engine.next_step()
+            if message is not None:
+                self._in_flight.append(message)
+                self.num_preemptions += len(message.plan.preempted)
+                self.num_cached += sum(a.num_cached_tokens for a in message.plan.admitted)
+        result = self.runner.execute(self._in_flight.popleft())
+        for outputs in self.engine.finish_step(result, 0).values():
             for output in outputs:
                 self.tokens[output.request_key].extend(output.token_ids)
                 if output.finish_reason is not None:
@@ -176,8 +191,12 @@ class Serving:
 
     def run(self) -> None:
         """Steps until nothing is left to do."""
-        while self.engine.wants_step:
+        while self.is_busy:
             self.step()
+
+    @property
+    def is_busy(self) -> bool:
+        return self.engine.wants_step or bool(self._in_flight)
 
 
 RULES = [
@@ -197,6 +216,7 @@ def prompts(count: int, rng: np.random.Generator) -> Iterator[list[int]]:
         yield shared[: int(rng.integers(0, 24))] + own if n % 2 else own
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(
     ("num_blocks", "block_size", "budget", "max_num_seqs", "caching"),
     [
@@ -209,10 +229,10 @@ def prompts(count: int, rng: np.random.Generator) -> Iterator[list[int]]:
     ],
 )
 def test_tokens_do_not_depend_on_batch_chunks_cache_or_preemption(
-    num_blocks: int, block_size: int, budget: int, max_num_seqs: int, caching: bool
+    num_blocks: int, block_size: int, budget: int, max_num_seqs: int, caching: bool, depth: int
 ) -> None:
-    """24 requests with five rules each get the tokens that they get alone."""
-    serving = Serving(num_blocks, block_size, budget, max_num_seqs, caching)
+    """24 requests with five rules each get the tokens that they get alone, in both modes."""
+    serving = Serving(num_blocks, block_size, budget, max_num_seqs, caching, depth)
     rng = np.random.default_rng(1)
     wanted = {}
     for key, prompt in enumerate(prompts(24, rng)):
@@ -233,13 +253,14 @@ def test_tokens_do_not_depend_on_batch_chunks_cache_or_preemption(
     st.integers(8, 60),
     st.integers(1, 8),
     st.booleans(),
+    st.sampled_from([1, 2, 2, 3]),
 )
 def test_any_pool_and_budget_with_cancels(
-    seed: int, num_blocks: int, block_size: int, budget: int, seats: int, caching: bool
+    seed: int, num_blocks: int, block_size: int, budget: int, seats: int, caching: bool, depth: int
 ) -> None:
     """Arrivals and cancels between steps: survivors are exact, the cancelled ones a prefix."""
     num_blocks = max(num_blocks, -(-MAX_MODEL_LEN // block_size))
-    serving = Serving(num_blocks, block_size, budget, seats, caching)
+    serving = Serving(num_blocks, block_size, budget, seats, caching, depth)
     rng = np.random.default_rng(seed)
     wanted = {}
     for key, prompt in enumerate(prompts(10, rng)):
@@ -247,7 +268,7 @@ def test_any_pool_and_budget_with_cancels(
         serving.submit(key, prompt, count, params)
         wanted[key] = expected_tokens(prompt, params, count)
         for _ in range(int(rng.integers(0, 4))):
-            if serving.engine.wants_step:
+            if serving.is_busy:
                 serving.step()
         if rng.random() < 0.3:
             serving.cancel(int(rng.integers(0, key + 1)))
