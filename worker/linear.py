@@ -125,9 +125,7 @@ class RowParallelLinear:
             self.weight.allocate_bias()
 
     def slots(self) -> dict[str, WeightSlot]:
-        first = self.tp.rank * self.in_share
-        share = slice(first, first + self.in_share)
-        slots = {"weight": WeightSlot(self.shape, lambda t: self.weight.store_rows(0, t[:, share]))}
+        slots = {"weight": WeightSlot(self.shape, self._fill_columns)}
         if self.has_bias:
             slots["bias"] = WeightSlot(self.shape[:1], self._fill_bias)
         return slots

@@ -78,12 +78,11 @@ class PackedWeight:
 
     def add_product(self, x_TK: Tensor, out_TN: Tensor) -> None:
         """`out += product(x)` in place; `out_TN` is contiguous."""
-        num_rows = x_TK.shape[0]
-        if num_rows == 1 and self.bias_B1W is None:
-            x_B1K = x_TK.expand(self.blocks_BKW.shape[0], 1, -1)
-            out_TN.view(-1, 1, self.width).baddbmm_(x_B1K, self.blocks_BKW)
+        # The sum is not started from `out_TN`: beside a large residual each term would be rounded.
+        if x_TK.shape[0] == 1:
+            out_TN.add_(self.product_BTW(x_TK).view(1, -1))
             return
-        for tile in tiles(num_rows):
+        for tile in tiles(x_TK.shape[0]):
             self.as_blocks(out_TN[tile]).add_(self.product_BTW(x_TK[tile]))
 
     def as_blocks(self, out_TN: Tensor) -> Tensor:

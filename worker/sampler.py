@@ -1,8 +1,8 @@
 """From logits to tokens: one row a request, each row by its own rule.
 
-Owns the choice: argmax for greedy rows, the inverse of the distribution function for random ones.
-Never keeps state between steps, so a row's token depends on its logits and its request alone. A row
-that cannot be sampled fails alone. Called by the step runner. Legend: R rows, V vocabulary.
+Owns the choice: argmax for greedy rows, a race between the tokens for random ones. Never keeps
+state between steps, so a row's token depends on its logits and its request alone. A row that cannot
+be sampled fails alone. Called by the step runner. Legend: R rows, V vocabulary.
 """
 
 import contextlib
@@ -19,12 +19,10 @@ from cearx.worker.logprobs import token_logprobs
 from cearx.worker.request_states import RequestState
 from cearx.worker.sampling_rule import SamplingRule
 from cearx.worker.token_filter import Ids, Weights, keep_min_p, keep_top_p, top_k_ids
-from cearx.worker.uniform import uniform
+from cearx.worker.uniform import TokenUniforms
 
 log = structlog.get_logger()
 
-SPAN = 256
-"""Tokens whose weights are summed at once before the drawn one is searched among them."""
 MAX_SCALE = 1e300
 """Largest 1 / temperature that logits are multiplied with."""
 
@@ -38,8 +36,8 @@ class Sampler:
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
-        # Whole spans; what lies behind the vocabulary stays zero and can never be drawn.
-        self._padded = torch.zeros(-(-vocab_size // SPAN) * SPAN, dtype=torch.float64)
+        self._weights_V = torch.empty(vocab_size, dtype=torch.float64)
+        self._uniforms = TokenUniforms(vocab_size)
 
     def sample(
         self, logits_RV: torch.Tensor, requests: Sequence[RequestState]
@@ -97,9 +95,8 @@ class Sampler:
     def _draw(
         self, rule: SamplingRule, logits_V: NDArray[np.float32], peak: float, num_outputs: int
     ) -> int:
-        """Filters, then inverts the distribution function over the kept tokens in order of id."""
+        """Filters, then lets the kept tokens race."""
         params = rule.params
-        point = uniform(params.seed, num_outputs)
         ids: Ids | None = None
         if 0 < params.top_k < self.vocab_size:
             ids = top_k_ids(logits_V, params.top_k)
@@ -109,16 +106,15 @@ class Sampler:
             ids, weights = _narrow(ids, weights, keep_min_p(weights, params.min_p))
         if params.top_p < 1:
             ids, weights = _narrow(ids, weights, keep_top_p(weights, params.top_p))
-        if ids is None:
-            return draw_from_spans(self._padded.numpy(), point)
-        return int(ids[draw(weights, point)])
+        winner = first_arrival(weights, self._uniforms.draw(params.seed, num_outputs, ids))
+        return winner if ids is None else int(ids[winner])
 
     def _weights(self, logits_V: NDArray[np.float32], peak: float, temperature: float) -> Weights:
         """exp((logit - peak) / temperature) in scratch memory, valid until the next row."""
         # Two float32 logits differ by 1e-45 at least, so MAX_SCALE separates any two as well as
         # infinity does, and leaves the zero at the peak a zero.
         scale = min(1.0 / temperature, MAX_SCALE)
-        weights_V = self._padded[: len(logits_V)]
+        weights_V = self._weights_V[: len(logits_V)]
         weights_V.copy_(torch.from_numpy(logits_V)).sub_(peak)
         if scale != 1:
             weights_V.mul_(scale)
@@ -141,32 +137,16 @@ def _narrow(ids: Ids | None, weights: Weights, kept: Ids) -> tuple[Ids, Weights]
     return (kept if ids is None else ids[kept]), weights[kept]
 
 
-def draw(weights: Weights, point: float) -> int:
-    """The index i with P(before i) <= point < P(up to i); `point` in [0, 1).
+def first_arrival(weights: Weights, uniforms: NDArray[np.float64]) -> int:
+    """The index that wins the exponential race; of equal ones the lowest. Overwrites `uniforms`.
 
-    With point at most 1 - 2**-53 the product stays below the total, so an index is always found,
-    and never one of weight zero.
+    Index i arrives at time -log(u_i) / w_i, exponential with rate w_i, so it is the first with
+    probability w_i over the sum of all (the Gumbel-max trick, without its second logarithm). The
+    inverse of the time, negated, is what is compared: with u in [2**-53, 1 - 2**-53] and the
+    largest weight 1 it stays finite, is below zero for that weight and zero for a weight of zero.
     """
-    cumulated = np.cumsum(weights)
-    return int(np.searchsorted(cumulated, point * cumulated[-1], side="right"))
-
-
-def draw_from_spans(weights: Weights, point: float) -> int:
-    """`draw` over many weights, whose number is a multiple of SPAN: sums spans, then looks in one.
-
-    A sum of spans and the sum of the span's weights may differ in the last bit; a point that falls
-    between them belongs to the span's last token of positive weight.
-    """
-    spans = weights.reshape(-1, SPAN)
-    cumulated = np.cumsum(spans.sum(axis=1))
-    target = point * cumulated[-1]
-    index = int(np.searchsorted(cumulated, target, side="right"))
-    span = spans[index]
-    rest = target - (cumulated[index - 1] if index else 0.0)
-    within = int(np.searchsorted(np.cumsum(span), rest, side="right"))
-    if within == SPAN:
-        within = int(np.flatnonzero(span)[-1])
-    return index * SPAN + within
+    np.log(uniforms, out=uniforms)
+    return int(np.divide(weights, uniforms, out=uniforms).argmin())
 
 
 def _check_peak(peak: float, what: str) -> None:

@@ -64,15 +64,22 @@ class LocalEngine:
         self.num_chunks = 0
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], max_tokens: int, sampling: SamplingParams = GREEDY
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        sampling: SamplingParams | Sequence[SamplingParams] = GREEDY,
     ) -> list[list[int]]:
-        """The tokens of all prompts, submitted at once and run to their end."""
+        """The tokens of all prompts, submitted at once and run to their end.
+
+        `sampling` is one for all or one each.
+        """
         tokens: dict[RequestKey, list[int]] = {}
-        for prompt in prompts:
+        each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        for prompt, params in zip(prompts, each, strict=True):
             key = RequestKey(self._next_key)
             self._next_key += 1
             tokens[key] = []
-            self._submit(key, prompt, max_tokens, sampling)
+            self._submit(key, prompt, max_tokens, params)
         while self._engine.num_requests:
             while self._engine.wants_step:
                 self._plan()

@@ -109,6 +109,19 @@ def test_packed_product(
     assert torch.equal(packed.columns(ids), weight[ids])
 
 
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_large_residual_does_not_round_the_terms(num_rows: int) -> None:
+    """A product that is added to a large residual is as exact as the sum's own rounding."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(96, 1536), torch.randn(num_rows, 1536)
+    packed = PackedWeight(96, 1536, FLOAT)
+    packed.store_rows(0, weight)
+    total = torch.full((num_rows, 96), 4096.0)
+    packed.add_product(x, total)
+    exact = 4096.0 + linear(x.double(), weight.double())
+    assert float((total - exact).abs().max()) < 3.5e-4  # half a unit in the last place is 2.4e-4
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 8])
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("out_features", [1152, 3072, 4096, 9728, 49152])
@@ -149,7 +162,7 @@ def test_column_parallel_shares(num_rows: int, kv_heads: int) -> None:
         assert torch.equal(k0, k1) and torch.equal(v0, v1)
 
 
-@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("num_rows", [1, 5, 20])
 def test_gated_and_row_parallel_sum(num_rows: int) -> None:
     """The partial MLPs of two ranks add up to the whole, with each bias counted once."""
     torch.manual_seed(0)

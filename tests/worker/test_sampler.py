@@ -1,5 +1,6 @@
 """The sampler against a slow float64 reference of one row, and planted faults that it must show."""
 
+import functools
 import inspect
 import math
 import sys
@@ -7,21 +8,22 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_race import race, seed_of_hash, token_uniform
 
 from cearx.core.identifiers import RequestId
 from cearx.core.messages import RowOutput, SamplingParams
 from cearx.worker.request_states import RequestState
-from cearx.worker.sampler import Sampler, draw, draw_from_spans
+from cearx.worker.sampler import Sampler, first_arrival
 from cearx.worker.sampling_rule import SamplingRule
-from cearx.worker.uniform import uniform
 
 NEAR = 1e-9
-"""Cases closer than this to a boundary of the distribution decide nothing and are left out."""
+"""Cases closer than this to a filter's cut or to a tie decide nothing and are left out."""
 
 
 def reference_logits(
@@ -47,8 +49,8 @@ def reference_logits(
     return values
 
 
-def reference_filter(values: list[float], params: SamplingParams) -> list[float] | None:
-    """Probabilities of all tokens after min_p, top_k and top_p; None when a cut is too close."""
+def reference_filter(values: list[float], params: SamplingParams) -> list[int] | None:
+    """The tokens that min_p, top_k and top_p keep, ascending; None when a cut is too close."""
     peak = max(values)
     weights = [math.exp((x - peak) / params.temperature) for x in values]
     if any(0 < abs(w - params.min_p) < NEAR for w in weights):
@@ -66,28 +68,22 @@ def reference_filter(values: list[float], params: SamplingParams) -> list[float]
             break
         kept.append(i)
         before += weights[i] / total
-    total = math.fsum(weights[i] for i in kept)
-    return [weights[i] / total if i in kept else 0.0 for i in range(len(values))]
+    return sorted(kept)
 
 
 def reference_token(
     logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], outputs: Sequence[int]
 ) -> int | None:
-    """The token, or None when the case is too close to a boundary."""
+    """The token, or None when the case is too close to call."""
     values = reference_logits(logits, params, prompt, outputs)
     if params.temperature == 0:
         return values.index(max(values))
-    probabilities = reference_filter(values, params)
-    if probabilities is None:
+    kept = reference_filter(values, params)
+    if kept is None:
         return None
-    point, end = uniform(params.seed, len(outputs)), 0.0
-    for token_id, p in enumerate(probabilities):
-        end += p
-        if p and abs(point - end) < NEAR:
-            return None
-        if point < end:
-            return token_id
-    return None
+    scaled = [x / params.temperature for x in values]
+    token_id, lead = race(scaled, kept, params.seed, len(outputs))
+    return token_id if lead >= NEAR else None
 
 
 def new_request(
@@ -212,13 +208,39 @@ FAULTS = [
     ("token_filter", "weights_V >= min_p", "weights_V > min_p"),
     ("token_filter", "weights_V >= min_p", "weights_V >= min_p * weights_V.sum()"),
     ("token_filter", "/ len(weights_V)", "* 0.5"),
-    ("uniform", "(token_index + 1)", "token_index // 2"),
+    ("uniform", "(output_index + 1)", "output_index // 2"),
+    ("uniform", "(output_index + 1)", "output_index"),
+    ("uniform", "np.arange(1,", "np.arange(0, -1 +"),
+    ("uniform", "np.arange(1, vocab_size + 1,", "np.arange(vocab_size, 0, -1,"),
+    ("uniform", "start = _mix(seed & MASK_64)", "start = seed & MASK_64"),
     ("uniform", "_mix(seed & MASK_64)", "_mix(seed & 0xFFFFFFFF)"),
-    ("sampler", "uniform(params.seed, num_outputs)", "uniform(params.seed, 0)"),
+    ("uniform", "np.uint64(_mix((start", "np.uint64(((start"),
+    ("uniform", "self._steps_V[ids]", "self._steps_V[: len(ids)]"),
+    ("uniform", "np.right_shift(z, 27,", "np.right_shift(z, 26,"),
+    ("uniform", "    z ^= np.right_shift(z, 31, out=shifted)", ""),
+    ("uniform", "    z *= MULTIPLIER_2", ""),
+    ("uniform", "hashes >>= 12", "hashes >>= 11"),
+    ("uniform", "hashes >>= 12", "hashes >>= 13"),
+    ("uniform", "1.0 - 2.0**-53", "1.0"),
+    ("sampler", "draw(params.seed, num_outputs, ids)", "draw(params.seed, 0, ids)"),
+    (
+        "sampler",
+        "draw(params.seed, num_outputs, ids)",
+        "draw(params.seed, num_outputs)[: len(weights)]",
+    ),
+    ("sampler", "winner if ids is None else int(ids[winner])", "winner"),
+    ("sampler", "uniforms, out=uniforms).argmin()", "uniforms, out=uniforms).argmax()"),
+    (
+        "sampler",
+        "int(np.divide(weights, uniforms, out=uniforms).argmin())",
+        "len(weights) - 1 - int(np.divide(weights, uniforms)[::-1].argmin())",
+    ),
+    ("sampler", "np.divide(weights, uniforms,", "np.multiply(weights, uniforms,"),
+    ("sampler", "np.log(uniforms, out=uniforms)", "np.negative(uniforms, out=uniforms)"),
+    ("sampler", "np.log(uniforms, out=uniforms)", "np.log1p(-uniforms, out=uniforms)"),
     ("sampler", "min(1.0 / temperature", "min(temperature"),
     ("sampler", "if params.top_p < 1:", "if params.top_p < 0.9:"),
     ("sampler", "raw_V.argmax()", "len(raw_V) - 1 - raw_V[::-1].argmax()"),
-    ("sampler", "cumulated[index - 1] if index", "0.0 if index"),
     (
         "sampler",
         "token_logprobs(raw_V",
@@ -247,6 +269,19 @@ def load_chain(
         fresh[name] = module
         monkeypatch.setitem(sys.modules, full_name, module)
     return fresh
+
+
+def edge_cases() -> Iterator[tuple[Any, ...]]:
+    """One of two tokens gets the largest uniform number (it arrives after 1e-16) or the smallest
+    (after 36.7), with several logits against or for it; then weights that reach top_p exactly."""
+    for token_id, other in ((1, 0), (0, 1)):
+        for value in (0, 2**64 - 1):
+            for gap in (0.0, 3.0, 30.0):
+                logits = np.zeros(2)
+                logits[token_id] = -gap if value else gap
+                yield logits, SamplingParams(seed=seed_of_hash(value, 2, token_id)), [other], [0, 0]
+    for seed in range(12):
+        yield np.zeros(4), SamplingParams(seed=seed, top_p=0.5), [0], []
 
 
 def random_cases(count: int) -> Iterator[tuple[Any, ...]]:
@@ -280,17 +315,20 @@ def random_cases(count: int) -> Iterator[tuple[Any, ...]]:
         yield logits, params, prompt, outputs
 
 
+@functools.cache
+def decided_cases(count: int) -> list[tuple[tuple[Any, ...], int]]:
+    """The cases that are not too close to call, and their tokens."""
+    every = [*edge_cases(), *random_cases(count)]
+    tokens = [(case, reference_token(*case)) for case in every]
+    return [(case, token_id) for case, token_id in tokens if token_id is not None]
+
+
 def check_sampler(modules: dict[str, types.ModuleType], count: int) -> int:
     """Compares tokens and logprobs with the reference; answers how many tokens were compared."""
-    compared = 0
-    for logits, params, prompt, outputs in random_cases(count):
-        types_ = modules["sampler"].Sampler, modules["sampling_rule"].SamplingRule
+    types_ = modules["sampler"].Sampler, modules["sampling_rule"].SamplingRule
+    for (logits, params, prompt, outputs), expected in decided_cases(count):
         row = sample_one(logits, params, prompt, outputs, *types_)
-        expected = reference_token(logits, params, prompt, outputs)
-        if expected is None:
-            continue
         assert row.token_id == expected, (row, params)
-        compared += 1
         if params.num_logprobs is not None:
             exact = logits - math.log(math.fsum(np.exp(logits)))
             order = np.argsort(-logits, kind="stable").tolist()
@@ -301,7 +339,10 @@ def check_sampler(modules: dict[str, types.ModuleType], count: int) -> int:
             assert [p for _, p in row.logprobs.top] == pytest.approx(
                 exact[order[: params.num_logprobs]].tolist(), abs=1e-9
             )
-    return compared
+    numbers = modules["uniform"].TokenUniforms(5).draw(3, 4).tolist()
+    assert numbers == [token_uniform(3, 4, token_id) for token_id in range(5)]
+    assert modules["sampler"].first_arrival(np.array([0.0, 1, 1]), np.full(3, 0.5)) == 1
+    return len(decided_cases(count))
 
 
 def test_the_check_itself_passes_without_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,28 +460,49 @@ def test_smallest_temperatures_choose_the_largest_logit(temperature: float) -> N
     assert sample_one(logits, SamplingParams(temperature=temperature, seed=9)).token_id == 300
 
 
+@pytest.mark.parametrize("temperature", [1e50, 1e300, 1.7e308])
+def test_largest_temperatures_forget_the_logits(temperature: float) -> None:
+    """All finite logits become equally likely, one of -inf stays impossible, nothing overflows."""
+    logits = [-3e38, 1.0, -math.inf, 3e38]
+    tokens = {
+        sample_one(logits, SamplingParams(temperature=temperature, seed=n)).token_id
+        for n in range(60)
+    }
+    assert tokens == {0, 1, 3}
+
+
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.sampled_from([0.0, 0.0, 1.0, 0.3, 1e-12, 1e-300]), min_size=1, max_size=700),
-    st.floats(0, 1 - 2**-53),
+    st.lists(st.sampled_from([0.0, 0.0, 1.0, 0.3, 1e-12, 1e-300, 5e-324]), max_size=300),
+    st.lists(st.sampled_from([0.0, 1.0, 0.3, 1e-12, 1e-300, 5e-324]), max_size=300),
+    st.randoms(use_true_random=False),
 )
-def test_draw_never_takes_a_weight_of_zero(weights: list[float], point: float) -> None:
-    """Both ways to draw find an index of positive weight, for the largest point as well."""
-    padded = np.zeros(-(-(len(weights) + 1) // 256) * 256)
-    padded[: len(weights)] = weights
-    if padded.sum() == 0:
-        padded[len(weights)] = 1.0
-    for u in (point, 0.0, 1 - 2**-53):
-        assert padded[draw(padded, u)] > 0
-        assert padded[draw_from_spans(padded, u)] > 0
-        below, total = padded[: draw_from_spans(padded, u)].sum(), padded.sum()
-        assert below <= u * total * (1 + 1e-12) + 1e-290
+def test_the_first_arrival_has_a_weight(before: list[float], after: list[float], rng: Any) -> None:
+    """A weight of zero never wins, whatever numbers the hash gives; equal times go to the first."""
+    weights = np.array([*before, 1.0, *after])
+    ends = [2.0**-53, 1 - 2.0**-53, 0.5]
+    uniforms = np.array([rng.choice([*ends, rng.uniform(0.01, 0.99)]) for _ in weights])
+    winner = first_arrival(weights, uniforms.copy())
+    assert weights[winner] > 0
+    with np.errstate(divide="ignore", over="ignore"):
+        times = -np.log(uniforms) / weights
+    assert times[winner] <= times.min() * (1 + 1e-15)
+    equal = [
+        i for i in range(winner) if (weights[i], uniforms[i]) == (weights[winner], uniforms[winner])
+    ]
+    assert not equal
 
 
-def test_a_point_on_a_boundary_belongs_to_the_next_token() -> None:
-    """P(before i) <= point < P(up to i), exactly, across spans and past tokens of weight zero."""
-    weights = np.zeros(768)
-    weights[[10, 255, 300, 767]] = 1.0
-    for choose in (draw, draw_from_spans):
-        assert [choose(weights, u) for u in (0.0, 0.25, 0.5, 0.75)] == [10, 255, 300, 767]
-        assert [choose(weights, u - 2**-53) for u in (0.25, 0.5, 0.75, 1)] == [10, 255, 300, 767]
+@settings(max_examples=200, deadline=None)
+@given(cases())
+def test_filters_do_not_change_a_winner_that_they_keep(case: tuple[Any, ...]) -> None:
+    """The token of the unfiltered row is that of the filtered one, unless a filter removed it."""
+    logits, params, prompt, outputs = case
+    if params.temperature == 0:
+        return
+    free = msgspec.structs.replace(params, top_k=0, top_p=1.0, min_p=0.0)
+    winner = sample_one(logits, free, prompt, outputs).token_id
+    filtered = sample_one(logits, params, prompt, outputs).token_id
+    if winner != filtered:
+        kept = reference_filter(reference_logits(logits, params, prompt, outputs), params)
+        assert kept is None or (winner not in kept and filtered in kept)
