@@ -178,4 +178,4 @@ def test_500_aborts_leave_the_pool_idle(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
         scheduler = final_scheduler(server.trace_log)
         assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
-        assert scheduler.pool.num_free == scheduler.config.num_blocks
+        assert scheduler.books.pool.num_free == scheduler.config.num_blocks
