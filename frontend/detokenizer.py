@@ -70,6 +70,8 @@ class IncrementalDetokenizer:
 
 def _continues(begun: bytes, byte: bytes) -> bool:
     """Whether `byte` is a valid next byte of the UTF-8 sequence that `begun` begins."""
+    if begun == b"\xed" and byte >= b"\xa0":
+        return False  # half a surrogate, which Python's decoder refuses only with its third byte
     decoder = _new_decoder("strict")
     try:
         decoder.decode(begun + byte)

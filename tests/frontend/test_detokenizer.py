@@ -163,6 +163,15 @@ def test_character_split_between_prompt_and_output(tokenizer: Tokenizer) -> None
     assert after(b"") == [""]
 
 
+@pytest.mark.parametrize("output", [b"\xa0", b"\xbf", b"\xa0A", b"\xa0\x80", b"\x9f\xbf"])
+def test_half_a_surrogate_between_prompt_and_output(tokenizer: Tokenizer, output: bytes) -> None:
+    """Bytes of a surrogate are no character, so the prompt's one does not come out with them."""
+    ids = byte_ids(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt_tail=[ids[0x78], ids[0xED]])
+    shown = "".join(stream(detokenizer, [[ids[byte]] for byte in output]))
+    assert shown == expected_after(b"x\xed", output)
+
+
 def test_whole_prompt_or_its_last_ids(tokenizer: Tokenizer) -> None:
     """Eight ids of the prompt are enough; special ones between the bytes do not count."""
     rng = random.Random(0)
