@@ -89,7 +89,7 @@ def check_every_way(
     assert cached.generate(prompts, count) == expected, "after a prefix hit"
     assert cached.num_cached_tokens > before
 
-    short = engine(num_blocks=num_blocks_short, caching=False)
+    short = engine(num_blocks=num_blocks_short, caching=False, admission="greedy")
     assert short.generate(prompts, count) == expected, "after preemptions"
     assert short.num_preemptions > 0
 

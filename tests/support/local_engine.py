@@ -36,6 +36,7 @@ class LocalEngine:
         budget: int = 256,
         max_num_seqs: int = 16,
         caching: bool = True,
+        admission: str = "forecast",
         pipeline_depth: int = 2,
     ) -> None:
         self._config = SchedulerConfig(
@@ -45,6 +46,7 @@ class LocalEngine:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             enable_prefix_caching=caching,
+            admission=admission,
             pipeline_depth=pipeline_depth,
         )
         kv_cache = KVCache(model_config, num_blocks, block_size, torch.float32)

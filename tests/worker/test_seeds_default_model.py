@@ -36,7 +36,7 @@ def test_plain_seeded_tokens_are_equal_however_they_are_computed(engine: MakeEng
     for i in (0, 5, 10, 15):  # every prompt and every seed once
         assert engine().generate([prompts[i]], 48, rules[i]) == [together[i]]
     assert engine(budget=16).generate(prompts, 48, rules) == together
-    short = engine(num_blocks=220, block_size=2, caching=False)
+    short = engine(num_blocks=220, block_size=2, caching=False, admission="greedy")
     assert short.generate(prompts, 48, rules) == together
     assert short.num_preemptions > 0
 
@@ -48,7 +48,7 @@ def test_filtered_seeded_tokens_are_equal_however_they_are_computed(engine: Make
     together = engine().generate(PROMPTS, 16, rule)
     assert [engine().generate([prompt], 16, rule)[0] for prompt in PROMPTS] == together
     assert engine(budget=16).generate(PROMPTS, 16, rule) == together
-    short = engine(num_blocks=30, block_size=2, caching=False)
+    short = engine(num_blocks=30, block_size=2, caching=False, admission="greedy")
     assert short.generate(PROMPTS, 16, rule) == together
     assert short.num_preemptions > 0
     assert len({tuple(tokens) for tokens in together}) == len(PROMPTS)
