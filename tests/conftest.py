@@ -1,8 +1,16 @@
 """Options of the whole suite."""
 
+import os
+
+import hypothesis
 import pytest
 
+
 from cearx.core import trace_disk
+
+hypothesis.settings.register_profile("default", deadline=None)  # a busy machine is no fault
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
