@@ -5,7 +5,6 @@ import os
 import hypothesis
 import pytest
 
-
 from cearx.core import trace_disk
 
 hypothesis.settings.register_profile("default", deadline=None)  # a busy machine is no fault
