@@ -34,6 +34,9 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 """The fields of `ServeFlags` and the structs whose fields are flags of `cearx serve`."""
 
+ALIASES = {"num_kv_blocks": "--num-gpu-blocks-override"}
+"""Second spellings of flags, for people who come from vLLM."""
+
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 EXIT_USAGE = 2
 
@@ -77,7 +80,9 @@ def flag_parameters() -> list[inspect.Parameter]:
         hints = get_type_hints(config)
         for field in msgspec.structs.fields(config):
             in_bytes = field.name.endswith(("_bytes", "_memory", "_segment_size"))
+            flag = "--" + field.name.replace("_", "-")
             option = typer.Option(
+                *((flag, ALIASES[field.name]) if field.name in ALIASES else ()),
                 help=docs[field.name],
                 rich_help_panel=section.capitalize(),
                 parser=parse_bytes if in_bytes else None,

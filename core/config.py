@@ -194,7 +194,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None
     """Bytes for the KV pool (default: a share of the free memory)."""
     kv_cache_memory_fraction: float = 0.3
-    """Share of the free memory that the KV pool takes when kv_cache_memory is not given."""
+    """Share of the free memory that the KV pool takes when its size is not given."""
+    num_kv_blocks: int | None = None
+    """Exact size of the KV pool in blocks, instead of bytes or a share (as vLLM's
+    --num-gpu-blocks-override)."""
     seed: int = 0
     """Seed of dummy weights."""
     num_threads: int | None = None
@@ -204,7 +207,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _at_least("--max-model-len", self.max_model_len, 2)
         _at_least("--block-size", self.block_size, 1)
         _at_least("--kv-cache-memory", self.kv_cache_memory, 1)
+        _at_least("--num-kv-blocks", self.num_kv_blocks, 1)
         _at_least("--num-threads", self.num_threads, 1)
+        if self.num_kv_blocks is not None and self.kv_cache_memory is not None:
+            raise ValueError(
+                f"--num-kv-blocks {self.num_kv_blocks} and --kv-cache-memory {self.kv_cache_memory}"
+                " both give the size of the KV pool; give one of them"
+            )
         if not 0 < self.kv_cache_memory_fraction <= 1:
             raise ValueError(
                 f"--kv-cache-memory-fraction must be in (0, 1], got {self.kv_cache_memory_fraction}"

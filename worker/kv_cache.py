@@ -44,11 +44,13 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
 def blocks_that_fit(
     worker: WorkerConfig, bytes_per_block: int, free_bytes: int, max_useful_blocks: int
 ) -> int:
-    """Blocks in the pool: the given memory or the share of `free_bytes`, at most the useful ones.
+    """Blocks in the pool: as many as given, or of the given memory or the share of `free_bytes`.
 
-    `max_useful_blocks` is what all requests together can ever fill. Raises StartupError when not a
-    single block fits.
+    Those from memory are at most `max_useful_blocks`, what all requests together can ever fill.
+    Raises StartupError when not a single block fits.
     """
+    if worker.num_kv_blocks is not None:
+        return worker.num_kv_blocks
     budget = worker.kv_cache_memory
     if budget is None:
         budget = int(free_bytes * worker.kv_cache_memory_fraction)

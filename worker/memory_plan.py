@@ -65,10 +65,11 @@ def plan_memory(
     left_bytes = max(0, free_bytes - activations)
     num_blocks = blocks_that_fit(config, bytes_per_block, left_bytes, max_num_seqs * blocks_wanted)
     kv_bytes = num_blocks * bytes_per_block
+    flag = "--kv-cache-memory" if config.num_kv_blocks is None else "--num-kv-blocks"
     if kv_bytes > left_bytes:
         raise StartupError(
             f"the KV pool of {size_text(kv_bytes)} does not fit the {size_text(left_bytes)} of "
-            f"free memory beside weights and activations; lower --kv-cache-memory"
+            f"free memory beside weights and activations; lower {flag}"
         )
     if config.max_model_len is not None and num_blocks < blocks_wanted:
         needed = size_text(blocks_wanted * bytes_per_block)
@@ -76,13 +77,13 @@ def plan_memory(
         raise StartupError(
             f"a request of --max-model-len {wanted} needs {needed} of KV, "
             f"the pool has {size_text(kv_bytes)} ({num_tokens} tokens); "
-            f"lower --max-model-len or raise --kv-cache-memory"
+            f"lower --max-model-len or raise {flag}"
         )
     max_model_len = min(wanted, num_blocks * config.block_size)
     if max_model_len < 2:
         raise StartupError(
             f"the KV pool of {size_text(kv_bytes)} holds {max_model_len} token, a request needs 2; "
-            f"raise --kv-cache-memory"
+            f"raise {flag}"
         )
     return MemoryPlan(
         block_size=config.block_size,

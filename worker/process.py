@@ -126,7 +126,7 @@ def _build_runner(spec: WorkerLaunch, loaded: LoadedModel, memory: MemoryPlan) -
     except (RuntimeError, MemoryError) as error:
         raise StartupError(
             f"the KV pool of {size_text(memory.kv_bytes)} ({memory.num_blocks} blocks) cannot be "
-            f"allocated, {size_text(free_memory())} are free; lower --kv-cache-memory"
+            f"allocated, {size_text(free_memory())} are free; give it less memory or fewer blocks"
         ) from error
     vocab_size = loaded.config.vocab_size
     seats = SeatTable(spec.max_num_seqs, memory.max_model_len, memory.block_size)

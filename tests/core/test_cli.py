@@ -10,6 +10,7 @@ import pytest
 
 from cearx.core import cli
 from cearx.core.config import CoreConfig, SchedulerConfig, ServerConfig, WorkerConfig
+from cearx.core.supervisor import ServeFlags
 
 FLAGS = """
 host port frontends startup_timeout log_level
@@ -19,7 +20,8 @@ max_num_seqs max_num_batched_tokens enable_prefix_caching async_scheduling admis
 scheduling_policy max_overtakes long_prefill_token_threshold max_num_partial_prefills target_itl_ms
 max_num_queued_reqs max_num_queued_tokens request_timeout
 trace trace_segment_size trace_segment_seconds trace_keep trace_fsync
-load_format dtype max_model_len block_size kv_cache_memory kv_cache_memory_fraction seed num_threads
+load_format dtype max_model_len block_size kv_cache_memory kv_cache_memory_fraction num_kv_blocks
+seed num_threads
 """.split()
 
 
@@ -79,6 +81,8 @@ def test_other_sizes_are_refused(text: str) -> None:
         (lambda: CoreConfig(trace_keep=1), ("1", "at least 2")),
         (lambda: WorkerConfig(kv_cache_memory_fraction=1.5), ("1.5", "(0, 1]")),
         (lambda: WorkerConfig(max_model_len=1), ("1", "at least 2")),
+        (lambda: WorkerConfig(num_kv_blocks=0), ("0", "at least 1")),
+        (lambda: WorkerConfig(num_kv_blocks=9, kv_cache_memory=7), ("9", "7", "give one")),
         (
             lambda: SchedulerConfig(
                 block_size=0,
@@ -117,6 +121,20 @@ def test_wrong_usage_is_exit_code_2(arguments: tuple[str, ...]) -> None:
     assert done.returncode == 2, done.stderr
     assert done.stderr.strip()
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--num-kv-blocks", "--num-gpu-blocks-override"])
+def test_the_size_of_the_pool_has_two_spellings(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's name is a second spelling of the same flag."""
+    given: list[ServeFlags] = []
+
+    def keep(_model: str | None, flags: ServeFlags) -> int:
+        given.append(flags)
+        return 0
+
+    monkeypatch.setattr(cli, "serve", keep)
+    assert cli.main(["serve", flag, "77"]) == 0
+    assert [flags.worker.num_kv_blocks for flags in given] == [77]
 
 
 def test_help_lists_every_flag(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def test_given_bytes() -> None:
     assert plan(2**34, kv_cache_memory=41 * BLOCK_BYTES - 1).num_blocks == 40
 
 
+@pytest.mark.parametrize("num_blocks", [7, 128, 1000])
+def test_given_blocks(num_blocks: int) -> None:
+    """--num-kv-blocks is exact, whatever the share of memory and the use of all requests say."""
+    sized = plan(2**34, num_kv_blocks=num_blocks, kv_cache_memory_fraction=1e-6)
+    assert sized.num_blocks == num_blocks
+    assert sized.max_model_len == min(512, num_blocks * 16)
+
+
 def test_the_length_is_reduced_to_the_pool_and_the_table_says_so() -> None:
     """Without --max-model-len a small pool shortens requests instead of failing."""
     sized = plan(2**34, kv_cache_memory=5 * BLOCK_BYTES)
@@ -86,6 +94,17 @@ def test_the_length_is_reduced_to_the_pool_and_the_table_says_so() -> None:
             ACTIVATIONS + 80 * BLOCK_BYTES,
             "KV pool of 1.1 MiB does not fit the 960.0 KiB",
         ),
+        (
+            {"num_kv_blocks": 90},
+            ACTIVATIONS + 80 * BLOCK_BYTES,
+            "KV pool of 1.1 MiB does not fit the 960.0 KiB .*lower --num-kv-blocks",
+        ),
+        (
+            {"max_model_len": 100, "num_kv_blocks": 6},
+            2**34,
+            "needs 84.0 KiB of KV, the pool has 72.0 KiB .96 tokens.; .* raise --num-kv-blocks",
+        ),
+        ({"num_kv_blocks": 1, "block_size": 1}, 2**34, "holds 1 token.* raise --num-kv-blocks"),
         ({"kv_cache_memory": BLOCK_BYTES - 1}, 2**34, f"needs {BLOCK_BYTES}"),
         ({}, ACTIVATIONS, f"needs {BLOCK_BYTES}"),
         ({"kv_cache_memory": TOKEN_BYTES, "block_size": 1}, 2**34, "holds 1 token"),
