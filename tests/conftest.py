@@ -19,6 +19,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-gates", action="store_true", help="store the performance ratios measured now"
     )
+    parser.addoption(
+        "--machine-steps",
+        type=int,
+        default=20_000,
+        help="rules that the scheduler's state machine runs at least",
+    )
+    parser.addoption(
+        "--liveness-seeds",
+        type=int,
+        nargs=2,
+        default=(0, 200),
+        metavar=("FIRST", "END"),
+        help="random runs with faults and then quiet in which everybody has to end",
+    )
 
 
 @pytest.fixture

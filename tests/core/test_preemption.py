@@ -16,8 +16,6 @@ from cearx.core.preemption import choose_victim
 from cearx.core.request import Request, RequestState
 from cearx.core.scheduler import Scheduler
 
-NUM_LIVENESS_SEEDS = 200
-
 
 def engine(**changes: object) -> SimulatedEngine:
     """Blocks of 4 tokens, 16 blocks, 4 seats, 16 tokens a step, two in flight, unless changed."""
@@ -274,9 +272,10 @@ def faults_then_quiet(config: SchedulerConfig, seed: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_everybody_ends_once_faults_cease(part: int) -> None:
+def test_everybody_ends_once_faults_cease(part: int, request: pytest.FixtureRequest) -> None:
     """Late results, cancels, failures, clock jumps, resets and pressure leave no stall behind."""
-    for seed in range(part, NUM_LIVENESS_SEEDS, 4):
+    first, end = request.config.getoption("--liveness-seeds")
+    for seed in range(first + part, end, 4):
         fixed = (SMALL, PIPELINED, URGENT, DEEP)
         config = random_config(Random(seed)) if seed % 2 else fixed[seed // 2 % len(fixed)]
         faults_then_quiet(config, seed)

@@ -6,6 +6,7 @@ order of arrival, rows that continue their requests, the right KV under every ro
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -21,15 +22,16 @@ from cearx.core.config import SchedulerConfig
 from cearx.core.identifiers import RequestId
 
 TEXTS = [[(i * i + 3 * text) % VOCABULARY for i in range(48)] for text in range(3)]
-NUM_EXAMPLES = 400
-RULES_AT_LEAST = 20_000
+RULES_IN_AN_EXAMPLE = 70
+"""At least, on average over many."""
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """One scheduler; `num_rules` counts over all examples."""
+    """One scheduler; the counts are over all examples."""
 
     num_rules = 0
-    num_engine_steps = 0
+    num_steps = 0
+    """Steps of the scheduler that were planned."""
 
     @initialize(
         block_size=st.sampled_from([1, 3, 4, 16]),
@@ -100,12 +102,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.count()
         self.engine.cancel(RequestId(data.draw(st.integers(0, self.num_arrived + 1))))
 
+    def plan_step(self) -> None:
+        SchedulerMachine.num_steps += self.engine.try_plan() is not None
+
     @precondition(lambda self: self.engine.can_plan)
     @rule()
     def plan(self) -> None:
         self.count()
-        SchedulerMachine.num_engine_steps += 1
-        self.engine.try_plan()
+        self.plan_step()
 
     @precondition(lambda self: self.engine.in_flight)
     @rule(stops=st.integers(0, 31), fails=st.integers(0, 31), calm=st.booleans())
@@ -119,14 +123,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.engine.can_plan or self.engine.in_flight)
-    @rule(count=st.integers(1, 8))
+    @rule(count=st.sampled_from([2, 6, 40]))
     def go_on(self, count: int) -> None:
         """Calm steps, so that requests get far."""
+        self.count()
         for _ in range(count):
             if self.engine.can_plan:
-                self.plan()
+                self.plan_step()
             elif self.engine.in_flight:
-                self.finish(0, 0, True)
+                self.engine.finish()
 
     @rule(duration_us=st.sampled_from([0, 1, 20_000, 900_000]))
     def let_time_pass(self, duration_us: int) -> None:
@@ -149,17 +154,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.engine.drain()
 
 
-def test_scheduler_machine() -> None:
+def test_scheduler_machine(request: pytest.FixtureRequest) -> None:
     """20,000 rules hold every invariant, and whatever is pending ends when arrivals stop."""
-    SchedulerMachine.num_rules = SchedulerMachine.num_engine_steps = 0
+    num_rules = int(request.config.getoption("--machine-steps"))
+    SchedulerMachine.num_rules = SchedulerMachine.num_steps = 0
     run_state_machine_as_test(
         SchedulerMachine,
         settings=settings(
-            max_examples=NUM_EXAMPLES,
+            max_examples=num_rules // RULES_IN_AN_EXAMPLE,
             stateful_step_count=100,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert SchedulerMachine.num_rules >= RULES_AT_LEAST
-    assert SchedulerMachine.num_engine_steps >= RULES_AT_LEAST // 10
+    print(f"{SchedulerMachine.num_rules} rules, {SchedulerMachine.num_steps} steps planned")
+    assert SchedulerMachine.num_rules >= num_rules
+    assert SchedulerMachine.num_steps >= num_rules // 20
