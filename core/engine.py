@@ -45,6 +45,7 @@ from cearx.core.messages import (
     Submit,
     unpack_tokens,
 )
+from cearx.core.metrics import EngineLoad
 from cearx.core.scheduler import Outcome, Scheduler
 
 
@@ -147,6 +148,15 @@ class Engine:
     def pin_log(self, reason: str) -> None:
         """Keeps the log as it is now from being deleted."""
         self._log.pin(reason)
+
+    @property
+    def load(self) -> EngineLoad:
+        return EngineLoad(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_deferred=self._scheduler.num_deferred,
+            num_free_blocks=self._scheduler.num_free_blocks,
+        )
 
     def describe(self) -> str:
         """Where the scheduler stands, for a log line: counts only."""

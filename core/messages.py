@@ -12,6 +12,7 @@ import msgspec
 
 from cearx.core.events import CancelReason, FinishReason, RefusalReason, StepPlan
 from cearx.core.identifiers import BlockHash, RequestId, RequestKey, StepId
+from cearx.core.metrics import Counters, EngineLoad, Histograms
 
 
 def pack_tokens(token_ids: list[int] | tuple[int, ...]) -> bytes:
@@ -97,6 +98,10 @@ class Submit(_Message, frozen=True, tag="submit"):
     """Lower goes first, under the priority policy."""
     has_exact_length: bool = False
     """Nothing but max_tokens can end it by itself: no end-of-sequence, no stop of any kind."""
+    received_us: int | None = None
+    """When the frontend had read the HTTP request, on the machine's monotonic clock."""
+    num_choices: int = 0
+    """n of the HTTP request in the first of its n submits, 0 in the others."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
@@ -110,7 +115,20 @@ class ResetPrefixCache(_Message, frozen=True, tag="reset_prefix_cache"):
     """Nothing computed before is found again; the core does it without an answer."""
 
 
-FrontendToCore = FrontendHello | Submit | Cancel | ResetPrefixCache
+class ReadMetrics(_Message, frozen=True, tag="read_metrics"):
+    """Answered by `EngineMetrics` with the same number."""
+
+    number: int
+
+
+class AbortLabels(_Message, frozen=True, tag="abort_labels"):
+    """Requests are known to clients by labels, which only their frontend knows: the core passes
+    this on to every frontend, the sender included."""
+
+    labels: tuple[str, ...]
+
+
+FrontendToCore = FrontendHello | Submit | Cancel | ResetPrefixCache | ReadMetrics | AbortLabels
 
 # --- core -> frontend -----------------------------------------------------------------------
 
@@ -152,7 +170,14 @@ class Refused(_Message, frozen=True, tag="refused"):
     limit_tokens: int
 
 
-CoreToFrontend = EngineReady | StepOutputs | Refused
+class EngineMetrics(_Message, frozen=True, tag="metrics"):
+    number: int
+    load: EngineLoad
+    counters: Counters
+    histograms: Histograms
+
+
+CoreToFrontend = EngineReady | StepOutputs | Refused | EngineMetrics | AbortLabels
 
 # --- core -> worker -------------------------------------------------------------------------
 

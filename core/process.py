@@ -18,12 +18,15 @@ from cearx.core.engine import Engine, EventLog, MessageRejected, NullLog, ended_
 from cearx.core.events import FinishReason
 from cearx.core.link import Channel, DealerLink, configure
 from cearx.core.messages import (
+    AbortLabels,
     Cancel,
     CoreToFrontend,
     CoreToWorker,
+    EngineMetrics,
     EngineReady,
     FrontendToCore,
     Output,
+    ReadMetrics,
     ResetPrefixCache,
     StepOutputs,
     StepResult,
@@ -31,6 +34,7 @@ from cearx.core.messages import (
     WorkerReady,
     WorkerToCore,
 )
+from cearx.core.metrics_fold import MeteredLog, MetricsFold
 from cearx.core.router_links import RouterLinks
 from cearx.core.stall_watch import StallWatch
 from cearx.core.trace_start import open_trace
@@ -79,7 +83,7 @@ class CoreProcess:
             if isinstance(message, WorkerReady):
                 return message
 
-    def run(self, engine: Engine, ready: EngineReady) -> None:
+    def run(self, engine: Engine, ready: EngineReady, metrics: MetricsFold) -> None:
         while True:
             if self._stop_fd in dict(self._poller.poll(self._poll_ms(engine))):
                 numbers = self._signals()
@@ -90,7 +94,13 @@ class CoreProcess:
                     engine.pin_log("request")
             while (received := self._frontends.receive()) is not None:
                 name, message = received
-                self._take(engine, ready, self._frontend_names.index(name), message)
+                index = self._frontend_names.index(name)
+                if isinstance(message, Submit):
+                    self._submit(engine, metrics, index, message)
+                elif isinstance(message, ReadMetrics):
+                    self._send_metrics(engine, metrics, index, message.number)
+                else:
+                    self._take(engine, ready, index, message)
             while (result := self._worker.receive()) is not None:
                 if isinstance(result, StepResult):
                     self._finish(engine, result)
@@ -139,23 +149,41 @@ class CoreProcess:
                 self._schedule_us = _now_us() - start_us
                 self._worker.send(step)
 
+    def _submit(
+        self, engine: Engine, metrics: MetricsFold, frontend_index: int, submit: Submit
+    ) -> None:
+        metrics.note_submit(submit.received_us, submit.num_choices)
+        try:
+            refused = engine.submit(frontend_index, submit, _now_us())
+        except MessageRejected as error:
+            log.error("submit rejected", frontend=frontend_index, reason=str(error))
+            failed = ended_output(submit.request_key, FinishReason.FAILED)
+            self._send_outputs({frontend_index: [failed]})
+        else:
+            if refused is not None:
+                self._send(frontend_index, refused)
+
+    def _send_metrics(
+        self, engine: Engine, metrics: MetricsFold, frontend_index: int, number: int
+    ) -> None:
+        answer = EngineMetrics(
+            number=number,
+            load=engine.load,
+            counters=metrics.counters,
+            histograms=metrics.histograms,
+        )
+        self._send(frontend_index, answer)
+
     def _take(
         self, engine: Engine, ready: EngineReady, frontend_index: int, message: FrontendToCore
     ) -> None:
-        if isinstance(message, Submit):
-            try:
-                refused = engine.submit(frontend_index, message, _now_us())
-            except MessageRejected as error:
-                log.error("submit rejected", frontend=frontend_index, reason=str(error))
-                failed = ended_output(message.request_key, FinishReason.FAILED)
-                self._send_outputs({frontend_index: [failed]})
-            else:
-                if refused is not None:
-                    self._send(frontend_index, refused)
-        elif isinstance(message, Cancel):
+        if isinstance(message, Cancel):
             engine.cancel(frontend_index, message)
         elif isinstance(message, ResetPrefixCache):
             engine.reset_prefix_cache()
+        elif isinstance(message, AbortLabels):
+            for index in range(len(self._frontend_names)):
+                self._send(index, message)
         else:
             self._send(frontend_index, ready)
 
@@ -218,7 +246,9 @@ def main() -> int:
         has_priorities=config.scheduling_policy == "priority",
     )
     try:
-        process.run(Engine(config, spec.hash_secret, event_log), ready)
+        metrics = MetricsFold(config.max_model_len)
+        metered = MeteredLog(event_log, metrics, _now_us)
+        process.run(Engine(config, spec.hash_secret, metered), ready, metrics)
     except BaseException:
         if trace is not None:
             trace.close(is_orderly=False)  # what led here is in the log

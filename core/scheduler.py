@@ -96,6 +96,15 @@ class Scheduler:
         return len(self.books.waiting)
 
     @property
+    def num_deferred(self) -> int:
+        """Of the waiting ones, those whose next token is still in flight."""
+        return sum(request.num_pending > 0 for request in self.books.waiting)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self.books.pool.num_free
+
+    @property
     def totals(self) -> Totals:
         return self.books.totals
 

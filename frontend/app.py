@@ -14,6 +14,7 @@ from cearx.frontend.chat_route import plan_chat
 from cearx.frontend.completions_route import plan_completion
 from cearx.frontend.errors import ApiError, model_not_found, server_error, shown
 from cearx.frontend.generation_route import GenerationRoute
+from cearx.frontend.metrics_route import metrics_endpoint
 from cearx.frontend.openai_types import ModelCard, ModelList
 from cearx.frontend.server_state import ServerState
 
@@ -28,6 +29,8 @@ def build_app(state: ServerState) -> Starlette:
         routes=[
             Route("/health", _health(state)),
             Route("/version", _version),
+            Route("/metrics", metrics_endpoint(state)),
+            Route("/load", _load(state)),
             Route("/v1/models", _models(state)),
             Route("/v1/models/{name:path}", _model(state)),
             Route("/reset_prefix_cache", _reset_prefix_cache(state), methods=["POST"]),
@@ -68,6 +71,21 @@ def _reset_prefix_cache(state: ServerState) -> Endpoint:
         return Response()
 
     return reset_prefix_cache
+
+
+def _load(state: ServerState) -> Endpoint:
+    async def load(request: Request) -> Response:
+        """Requests in the engine, of all frontends; the server_load of vLLM is their sum."""
+        load = (await state.client.read_metrics()).load
+        return _json(
+            {
+                "server_load": load.num_running + load.num_waiting,
+                "num_requests_running": load.num_running,
+                "num_requests_waiting": load.num_waiting,
+            }
+        )
+
+    return load
 
 
 async def _version(request: Request) -> Response:

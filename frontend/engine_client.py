@@ -18,8 +18,10 @@ import zmq
 from cearx.core.events import CancelReason
 from cearx.core.identifiers import BlockHash, RequestKey
 from cearx.core.messages import (
+    AbortLabels,
     Cancel,
     CoreToFrontend,
+    EngineMetrics,
     EngineReady,
     Output,
     Refused,
@@ -30,6 +32,8 @@ from cearx.core.messages import (
 )
 from cearx.frontend.core_socket import CoreSocket
 from cearx.frontend.errors import ApiError, refused, unavailable
+from cearx.frontend.metrics_queries import MetricsQueries
+from cearx.frontend.request_labels import RequestLabels
 
 MAX_OUTSTANDING = 1024
 """Requests of one frontend that the core has at a time; others wait here, in order."""
@@ -49,6 +53,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     priority: int = 0
     has_exact_length: bool = False
+    num_choices: int = 0
+    """n in the first of a prompt's n requests, for the metrics."""
 
 
 class RequestStream:
@@ -149,7 +155,9 @@ class EngineClient:
         self._down: ApiError | None = None
         self._next_key = 0
         self._outstanding: dict[RequestKey, tuple[RequestStream, int]] = {}
-        self._waiting: dict[RequestKey, tuple[RequestStream, int, EngineRequest]] = {}
+        self._waiting: dict[RequestKey, tuple[RequestStream, int, Submit]] = {}
+        self._queries = MetricsQueries()
+        self.labels = RequestLabels()
         self._socket = CoreSocket(
             context, runtime_dir, boot_id, frontend_index, self._on_message, self._on_lost
         )
@@ -167,14 +175,19 @@ class EngineClient:
             raise unavailable("The engine is starting", "engine_starting")
         return self.engine
 
-    def submit(self, requests: Sequence[EngineRequest]) -> RequestStream:
-        """Hands requests to the core, in order, as the window allows; raises ApiError (503)."""
+    def submit(
+        self, requests: Sequence[EngineRequest], received_us: int | None = None
+    ) -> RequestStream:
+        """Hands requests to the core, in order, as the window allows; raises ApiError (503).
+
+        `received_us` is when their HTTP request had been read, on the monotonic clock.
+        """
         self.require_ready()
         keys = [RequestKey(self._next_key + index) for index in range(len(requests))]
         self._next_key += len(requests)
         stream = RequestStream(self, keys)
         for index, (key, request) in enumerate(zip(keys, requests, strict=True)):
-            self._waiting[key] = (stream, index, request)
+            self._waiting[key] = (stream, index, _submit(key, request, received_us))
         self._fill_window()
         return stream
 
@@ -182,6 +195,16 @@ class EngineClient:
         if self._waiting.pop(key, None) is None and self._outstanding.pop(key, None) is not None:
             self._socket.send(Cancel(request_key=key, reason=reason))
             self._fill_window()
+
+    async def read_metrics(self) -> EngineMetrics:
+        """What the core has counted up to now, for all frontends; raises ApiError (503)."""
+        self.require_ready()
+        return await self._queries.ask(self._socket.send)
+
+    def abort_labels(self, labels: Sequence[str]) -> None:
+        """Ends the requests with these ids in whatever frontend; raises ApiError (503)."""
+        self.require_ready()
+        self._socket.send(AbortLabels(labels=tuple(labels)))
 
     def reset_prefix_cache(self) -> None:
         """Asks the core to find nothing again that was computed before; raises ApiError (503)."""
@@ -208,20 +231,9 @@ class EngineClient:
     def _fill_window(self) -> None:
         while self._waiting and len(self._outstanding) < MAX_OUTSTANDING:
             key = next(iter(self._waiting))
-            stream, index, request = self._waiting.pop(key)
+            stream, index, submit = self._waiting.pop(key)
             self._outstanding[key] = (stream, index)
-            self._socket.send(
-                Submit(
-                    request_key=key,
-                    token_ids=request.token_ids,
-                    block_hashes=request.block_hashes,
-                    cache_root=request.cache_root,
-                    max_tokens=request.max_tokens,
-                    sampling=request.sampling,
-                    priority=request.priority,
-                    has_exact_length=request.has_exact_length,
-                )
-            )
+            self._socket.send(submit)
 
     def _on_message(self, message: CoreToFrontend) -> None:
         if isinstance(message, StepOutputs):
@@ -233,6 +245,10 @@ class EngineClient:
             if entry is not None:
                 entry[0].fail(refused(message))
             self._fill_window()
+        elif isinstance(message, EngineMetrics):
+            self._queries.answer(message)
+        elif isinstance(message, AbortLabels):
+            self.labels.abort(message.labels)
         else:
             self.engine = message
             self._ready.set()
@@ -259,5 +275,21 @@ class EngineClient:
         streams = [stream for stream, _ in self._outstanding.values()]
         streams += [stream for stream, _, _ in self._waiting.values()]
         self._waiting.clear()
+        self._queries.fail(error)
         for stream in streams:
             stream.fail(error)
+
+
+def _submit(key: RequestKey, request: EngineRequest, received_us: int | None) -> Submit:
+    return Submit(
+        request_key=key,
+        token_ids=request.token_ids,
+        block_hashes=request.block_hashes,
+        cache_root=request.cache_root,
+        max_tokens=request.max_tokens,
+        sampling=request.sampling,
+        priority=request.priority,
+        has_exact_length=request.has_exact_length,
+        received_us=received_us,
+        num_choices=request.num_choices,
+    )

@@ -4,6 +4,7 @@ Read the body, plan the answer, generate while the client is there, tell errors.
 of differs by route and comes as a function. Called by Starlette as a bare ASGI application.
 """
 
+import time
 from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
@@ -39,9 +40,12 @@ class GenerationRoute:
             await refuse_body(receive, send, error)
             return
 
+        received_us = time.monotonic_ns() // 1000
+
         async def answer(send: Send) -> None:
             try:
                 plan = await self._make_plan(self._state, body)
+                plan.received_us = received_us
                 await respond(self._state.client, plan, send)
             except ApiError as error:
                 await send_error(send, error)
@@ -75,6 +79,7 @@ def build_plan(
                     sampling=sampling,
                     priority=generation.priority,
                     has_exact_length=generation.has_exact_length,
+                    num_choices=0 if number else generation.num_choices,
                 )
             )
             detokenizer = IncrementalDetokenizer(

@@ -43,6 +43,10 @@ class AnswerPlan(msgspec.Struct, kw_only=True):
     include_usage: bool
     continuous_usage: bool
     shows_cached_tokens: bool
+    received_us: int | None = None
+    """When the HTTP request had been read, on the monotonic clock."""
+    label: str | None = None
+    """The id by which the request may be aborted."""
 
 
 class Answer:
@@ -123,7 +127,8 @@ async def respond(client: EngineClient, plan: AnswerPlan, send: Send) -> None:
 
     Raises ApiError as long as nothing was sent; later errors become the stream's last event.
     """
-    with client.submit(plan.requests) as stream:
+    submitted = client.submit(plan.requests, plan.received_us)
+    with submitted as stream, client.labels.holding(plan.label, stream):
         answer = Answer(plan, stream)
         if plan.stream:
             await _send_stream(plan, stream, answer, send)

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from server_process import READY, Server, replay, serving
 
 pytestmark = pytest.mark.model
@@ -105,8 +106,30 @@ def test_two_frontends_share_the_port_and_the_cache(tmp_path: Path) -> None:
                 usage = client.post(server.url + "/v1/completions", json=body).json()["usage"]
                 cached.add(usage["prompt_tokens_details"]["cached_tokens"])
         assert cached == {0, 96}
+        scrapes = [_scrape(server.url) for _ in range(8)]
+        assert all(scrape == scrapes[0] for scrape in scrapes)
+        counts = scrapes[0]
+        assert (
+            counts["vllm:prompt_tokens_total"] == counts["vllm:prefix_cache_queries_total"] == 2400
+        )
+        assert counts["vllm:prefix_cache_hits_total"] == 23 * 96
+        assert counts["vllm:generation_tokens_total"] == 24
+        assert counts["vllm:e2e_request_latency_seconds_count"] == 24
+        assert 0 < counts["vllm:time_to_first_token_seconds_sum"] < 240
         assert server.stop() == 0
         assert replay(server.trace_log).returncode == 0
+
+
+def _scrape(url: str) -> dict[str, float]:
+    """The samples without labels of their own, from whichever frontend answers."""
+    with httpx.Client() as client:
+        text = client.get(url + "/metrics").text
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.keys() <= {"model_name", "engine"}
+    }
 
 
 def test_nobody_else_can_reach_the_sockets() -> None:

@@ -14,11 +14,14 @@ from cearx.core.events import CancelReason, FinishReason
 from cearx.core.identifiers import RequestKey
 from cearx.core.link import Channel, configure
 from cearx.core.messages import (
+    AbortLabels,
     Cancel,
     CoreToFrontend,
+    EngineMetrics,
     EngineReady,
     FrontendToCore,
     Output,
+    ReadMetrics,
     Refused,
     ResetPrefixCache,
     StepOutputs,
@@ -26,6 +29,7 @@ from cearx.core.messages import (
     TokenLogprobs,
     unpack_tokens,
 )
+from cearx.core.metrics import Counters, EngineLoad, Histograms
 
 
 class Reply(msgspec.Struct, kw_only=True):
@@ -72,6 +76,12 @@ class FakeCore:
         self.answers_hello = True
         self.most_running = 0
         self.num_resets = 0
+        self.answers_metrics = True
+        self.counters = Counters()
+        self.histograms = Histograms.empty(engine.max_model_len)
+        self.load = EngineLoad(
+            num_running=0, num_waiting=0, num_deferred=0, num_free_blocks=engine.num_blocks
+        )
         self._engine = engine
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -142,8 +152,18 @@ class FakeCore:
             self._running.pop(message.request_key, None)
         elif isinstance(message, ResetPrefixCache):
             self.num_resets += 1
+        elif isinstance(message, AbortLabels):
+            self._send(message)
+        elif isinstance(message, ReadMetrics):
+            if self.answers_metrics:
+                self._send(self._metrics(message.number))
         elif self.answers_hello:
             self._send(self._engine)
+
+    def _metrics(self, number: int) -> EngineMetrics:
+        return EngineMetrics(
+            number=number, load=self.load, counters=self.counters, histograms=self.histograms
+        )
 
     def _step(self) -> None:
         outputs = [self._advance(key, running) for key, running in self._running.items()]
