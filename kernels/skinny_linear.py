@@ -1,0 +1,203 @@
+"""Products of up to 128 tokens with a weight matrix on tensor cores.
+
+y^T = W @ x^T, so that the many outputs fill the tensor cores' rows and the few tokens are columns;
+the epilogue adds a bias, adds to a residual in place, or takes SiLU(gate) * up of W's two halves.
+With SPLIT_K > 1 several programs share K for a matrix of too few rows: each leaves its sums in
+scratch memory, and the last to arrive adds them in a fixed order, so that results never vary.
+Owns the kernel and that memory; `layer_linear` decides when it runs.
+Legend: M tokens, N outputs, K inputs.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from cearx.kernels import dependent_launch
+from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
+from cearx.kernels.gemv import Epilogue
+from cearx.kernels.silu_mul import silu_times
+
+MAX_TOKENS = 128
+PARTIAL_SUMS = 1 << 23
+"""float32 numbers of scratch memory for split products: 32 MiB."""
+MAX_TILES = 1 << 14
+"""Counters of arrived programs."""
+
+
+@dataclass(frozen=True)
+class SkinnyConfig:
+    """How one product runs: outputs a program, inputs a step, warps, steps in flight, programs that
+    share K, and inputs a program asks for before it waits for its predecessor (0: none)."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    split_k: int = 1
+    prefetch_k: int = 0
+
+
+@triton.jit
+def _prefetch(p_row: tl.tensor, o_k: tl.tensor):
+    """Brings the 128 bytes at each address into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [(p_row + o_k).to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _skinny_kernel(
+    p_x: tl.tensor,
+    p_weight: tl.tensor,
+    p_bias: tl.tensor,
+    p_out: tl.tensor,
+    p_partial: tl.tensor,
+    p_arrived: tl.tensor,
+    num_tokens: tl.tensor,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    PREFETCH_K: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    # Inputs of one program, in whole steps.
+    SHARE: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K) * BLOCK_K
+    let_next_start(PDL)
+    i_tile = tl.program_id(0)
+    i_split = tl.program_id(1)
+    o_n = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    o_m = tl.arange(0, BLOCK_M)
+    is_n = o_n < N
+    is_m = o_m < num_tokens
+    # Rows beyond the matrix repeat its last, so that loads of weights need no mask along N.
+    p_rows = p_weight + tl.minimum(o_n, N - 1).to(tl.int64)[:, None] * K
+    first = i_split * SHARE
+    if PDL:
+        if PREFETCH_K > 0:
+            o_line = tl.arange(0, PREFETCH_K // 64)[None, :] * 64
+            _prefetch(p_rows, tl.minimum(first + o_line, K - 1))
+            if EPILOGUE == "silu":
+                _prefetch(p_rows + tl.full((), N, tl.int64) * K, tl.minimum(first + o_line, K - 1))
+    wait_for_previous(PDL)
+
+    b_sum = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    b_up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for o_step in tl.range(0, SHARE, BLOCK_K, num_stages=STAGES):
+        o_k = first + o_step + tl.arange(0, BLOCK_K)
+        is_k = o_k < K
+        b_x = tl.load(
+            p_x + o_m[None, :] * K + o_k[:, None], mask=is_k[:, None] & is_m[None, :], other=0.0
+        )
+        b_weight = tl.load(p_rows + o_k[None, :], mask=is_k[None, :], other=0.0)
+        b_sum = tl.dot(b_weight, b_x, b_sum, input_precision=PRECISION)
+        if EPILOGUE == "silu":
+            b_weight = tl.load(
+                p_rows + tl.full((), N, tl.int64) * K + o_k[None, :], mask=is_k[None, :], other=0.0
+            )
+            b_up = tl.dot(b_weight, b_x, b_up, input_precision=PRECISION)
+
+    if SPLIT_K > 1:
+        o_partial = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + o_m[None, :]
+        p_tile = p_partial + i_tile * (SPLIT_K * BLOCK_N * BLOCK_M) + o_partial
+        tl.store(p_tile + i_split * (BLOCK_N * BLOCK_M), b_sum)
+        # All threads' sums are written before one of them says so.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(p_arrived + i_tile, 1, sem="acq_rel", scope="gpu")
+        if arrived < SPLIT_K - 1:
+            return
+        tl.store(p_arrived + i_tile, 0)
+        b_sum = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for i in tl.static_range(SPLIT_K):
+            b_sum += tl.load(p_tile + i * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
+
+    p_y = p_out + o_m[None, :] * N + o_n[:, None]
+    is_y = is_n[:, None] & is_m[None, :]
+    if EPILOGUE == "silu":
+        b_sum = silu_times(b_sum, b_up)
+    if HAS_BIAS:
+        b_sum += tl.load(p_bias + o_n, mask=is_n, other=0.0).to(tl.float32)[:, None]
+    if EPILOGUE == "add":
+        b_sum += tl.load(p_y, mask=is_y, other=0.0).to(tl.float32)
+    tl.store(p_y, b_sum.to(p_out.dtype.element_ty), mask=is_y)
+
+
+@functools.cache
+def split_scratch(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The device's memory for split products: sums, and counters that are zero between kernels.
+
+    One stream a device may run split products at a time. The first call allocates, so it must come
+    before any capture; running a step once for warm-up is enough.
+    """
+    if device.type == "cuda":
+        assert not torch.cuda.is_current_stream_capturing(), "scratch memory inside a capture"
+    sums = torch.empty(PARTIAL_SUMS, dtype=torch.float32, device=device)
+    return sums, torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+
+
+def skinny_linear(
+    x_MK: torch.Tensor,
+    weight_NK: torch.Tensor,
+    out_MN: torch.Tensor,
+    config: SkinnyConfig,
+    *,
+    bias_N: torch.Tensor | None = None,
+    epilogue: Epilogue = "store",
+) -> None:
+    """Runs one product of 1..128 tokens; for "silu" `weight_NK` holds gate's rows, then up's.
+
+    All tensors are contiguous. "add" reads and writes `out_MN`.
+    """
+    num_tokens, num_inputs = x_MK.shape
+    num_outputs = out_MN.shape[1]
+    parts = 2 if epilogue == "silu" else 1
+    assert num_tokens <= MAX_TOKENS, f"{num_tokens} tokens, at most {MAX_TOKENS}"
+    assert weight_NK.shape == (parts * num_outputs, num_inputs) and len(out_MN) == num_tokens, (
+        f"{tuple(x_MK.shape)} by {tuple(weight_NK.shape)} into {tuple(out_MN.shape)}"
+    )
+    assert all(t is None or t.is_contiguous() for t in (x_MK, weight_NK, out_MN, bias_N))
+    assert epilogue != "silu" or (config.split_k == 1 and bias_N is None)
+    block_m = max(16, triton.next_power_of_2(num_tokens))
+    tiles = triton.cdiv(num_outputs, config.block_n)
+    sums, arrived = x_MK, x_MK
+    if config.split_k > 1:
+        sums, arrived = split_scratch(x_MK.device)
+        size = tiles * config.split_k * config.block_n * block_m
+        assert size <= len(sums) and tiles <= len(arrived), f"{config} needs too much scratch"
+    _skinny_kernel[(tiles, config.split_k)](
+        x_MK,
+        weight_NK,
+        x_MK if bias_N is None else bias_N,
+        out_MN,
+        sums,
+        arrived,
+        num_tokens,
+        N=num_outputs,
+        K=num_inputs,
+        EPILOGUE=epilogue,
+        HAS_BIAS=bias_N is not None,
+        BLOCK_M=block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        SPLIT_K=config.split_k,
+        STAGES=config.num_stages,
+        PREFETCH_K=config.prefetch_k,
+        PRECISION="ieee" if x_MK.dtype == torch.float32 else "tf32",
+        PDL=dependent_launch.ENABLED,
+        num_warps=config.num_warps,
+        **dependent_launch.launch_options(),
+    )
