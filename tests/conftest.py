@@ -1,6 +1,7 @@
 """Options of the whole suite."""
 
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -10,6 +11,10 @@ from cearx.core import trace_disk
 hypothesis.settings.register_profile("default", deadline=None)  # a busy machine is no fault
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+if not Path("/dev/nvidia0").exists():
+    # Kernels run in Triton's interpreter; it decides when it is imported, which many libraries do.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

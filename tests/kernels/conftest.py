@@ -1,25 +1,22 @@
-"""Where the kernels of these tests run: on the GPU if there is one, else in Triton's interpreter.
-
-The choice must stand in the environment before the first kernel module is imported, and pytest
-imports this file before the test modules beside it.
-"""
+"""Where the kernels of these tests run: on the GPU if there is one, else in Triton's interpreter."""
 
 import os
 
 import pytest
 import torch
+from triton_interpreter import mend_loop_bounds
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
+if os.environ.get("TRITON_INTERPRET") == "1":
+    mend_loop_bounds()
 
 
 @pytest.fixture(scope="session")
-def device() -> torch.device:
+def device(on_gpu: bool) -> torch.device:
     """Where tensors of a kernel test live."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if on_gpu else "cpu")
 
 
 @pytest.fixture(scope="session")
-def on_gpu(device: torch.device) -> bool:
+def on_gpu() -> bool:
     """Whether kernels are compiled: then sizes can be large and bfloat16 is right."""
-    return device.type == "cuda"
+    return os.environ.get("TRITON_INTERPRET") != "1"

@@ -1,0 +1,353 @@
+"""Attention of one query token a row over its paged keys and values, split along the context.
+
+    out_n = sum_l softmax_l(scale * q_n . k_l) v_l        l in [0, seq_len), head n's K head n // G
+
+The G query heads that share a key-value head are the rows of one small matrix product, padded to
+16; the softmax runs online in base 2 and float32. A tile of BLOCK_N keys lies in one block of the
+pool where the block is large enough. Rows past a length are clamped to the last key and their
+scores masked, so that no load needs a mask and no unwritten slot is ever read.
+
+Splits: the grid (K, R, max_splits) depends on the number of rows alone, so that a CUDA graph can
+freeze it; every program reads its row's length and derives how many splits the row really has.
+Programs beyond that exit at once. A row of one split writes its output directly. Otherwise each
+program writes an unnormalised partial result and counts itself; whoever counts last adds them up
+and puts the counter back to zero, ready for the next launch. A second kernel would cost a launch
+a layer even for short contexts, which need no sum; the counter costs them nothing. The order of
+the sum is by split, not by arrival: results repeat bit for bit.
+
+Called once a layer for the decode rows of a step; allocates nothing, never synchronises.
+
+R rows, S seats, N query heads, K key-value heads, G = N / K, D head_dim, B blocks, P block size,
+M blocks of a row.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cearx.kernels.paged_kv import check_pool, check_tables, gather_float
+
+MAX_SPLITS = 64
+MAX_GROUP = 16
+MAX_PROGRAMS = 1024
+"""Rows are split only while rows * K * splits stays within this."""
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """How the kernel is compiled and when rows are split."""
+
+    block_n: int
+    num_warps: int
+    num_stages: int
+    min_split: int
+    """Tokens: a row of n of them has at most n / min_split splits."""
+    max_programs: int = MAX_PROGRAMS
+
+
+FEW_PROGRAMS = 128
+"""Up to here, rows * K leaves processors idle: depth of loads counts more than occupancy."""
+
+CONFIGS: dict[tuple[bool, int], DecodeConfig] = {
+    # (rows * K <= FEW_PROGRAMS, bytes of a key)
+    (True, 128): DecodeConfig(block_n=128, num_warps=4, num_stages=3, min_split=256),
+    (False, 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, min_split=512),
+    (True, 256): DecodeConfig(block_n=64, num_warps=4, num_stages=3, min_split=256),
+    (False, 256): DecodeConfig(block_n=64, num_warps=4, num_stages=2, min_split=512),
+    (True, 512): DecodeConfig(block_n=32, num_warps=4, num_stages=2, min_split=256),
+    (False, 512): DecodeConfig(block_n=32, num_warps=4, num_stages=2, min_split=512),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeScratch:
+    """Partial results of split rows; allocated once, before any graph is captured."""
+
+    partials: Tensor
+    """[head results, D] float32."""
+    maxima: Tensor
+    """[head results] float32: the largest score of a split, in base 2."""
+    sums: Tensor
+    """[head results] float32."""
+    arrived: Tensor
+    """[rows * K at most] int32: programs of a row and head that are done; zero between launches."""
+
+
+def make_scratch(
+    max_rows: int, num_q_heads: int, head_dim: int, device: torch.device
+) -> DecodeScratch:
+    """Scratch for launches of up to `max_rows` rows; launches that overlap need one each."""
+    heads = max_rows * num_q_heads
+    results = min(heads * MAX_SPLITS, MAX_PROGRAMS * min(MAX_GROUP, num_q_heads))
+    return DecodeScratch(
+        partials=torch.empty(results, head_dim, dtype=torch.float32, device=device),
+        maxima=torch.empty(results, dtype=torch.float32, device=device),
+        sums=torch.empty(results, dtype=torch.float32, device=device),
+        arrived=torch.zeros(heads, dtype=torch.int32, device=device),
+    )
+
+
+@triton.jit
+def _add_up(
+    p_partials,
+    p_maxima,
+    p_sums,
+    first_result,
+    num_splits,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Sum of a row's partial results, [GROUP_PADDED, D], CHUNK splits at a time.
+
+    Loads bypass the first-level cache: other processors wrote these lines.
+    """
+    o_s = tl.arange(0, CHUNK)[:, None]
+    o_g = tl.arange(0, GROUP_PADDED)[None, :]
+    o_d = tl.arange(0, HEAD_DIM)[None, None, :]
+    b_max = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
+    b_sum = tl.zeros([GROUP_PADDED], tl.float32)
+    b_acc = tl.zeros([GROUP_PADDED, HEAD_DIM], tl.float32)
+    for first in tl.range(0, num_splits, CHUNK, num_stages=1):
+        in_row = first + o_s < num_splits
+        written = in_row & (o_g < GROUP)
+        o_result = first_result + (first + o_s) * GROUP + o_g
+        maxima = tl.load(p_maxima + o_result, mask=written, other=0.0, cache_modifier=".cg")
+        sums = tl.load(p_sums + o_result, mask=written, other=0.0, cache_modifier=".cg")
+        partials = tl.load(
+            p_partials + o_result[:, :, None] * HEAD_DIM + o_d,
+            mask=written[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        maxima = tl.where(in_row, maxima, float("-inf"))
+        new_max = tl.maximum(b_max, tl.max(maxima, 0))
+        rescale = tl.exp2(b_max - new_max)
+        weights = tl.exp2(maxima - new_max[None, :])
+        b_sum = b_sum * rescale + tl.sum(sums * weights, 0)
+        b_acc = b_acc * rescale[:, None] + tl.sum(partials * weights[:, :, None], 0)
+        b_max = new_max
+    b_sum = tl.where(b_sum > 0, b_sum, 1.0)
+    return b_acc / b_sum[:, None]
+
+
+@triton.jit(do_not_specialize=["table_stride", "min_split"])
+def _decode_kernel(
+    p_q,
+    p_kv,
+    p_tables,
+    p_seats,
+    p_lens,
+    p_out,
+    p_partials,
+    p_maxima,
+    p_sums,
+    p_arrived,
+    q_stride,
+    out_stride,
+    table_stride,
+    min_split,
+    score_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    ROWS: tl.constexpr = 16
+    HEAD_STRIDE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
+    VALUES: tl.constexpr = NUM_KV_HEADS * HEAD_STRIDE
+    i_head = tl.program_id(0)
+    i_row = tl.program_id(1)
+    i_split = tl.program_id(2)
+    max_splits = tl.num_programs(2)
+    length = tl.load(p_lens + i_row)
+    seat = tl.load(p_seats + i_row)
+    # Equal splits of whole tiles: after rounding there may be fewer than asked for.
+    num_splits = tl.maximum(tl.minimum(length // min_split, max_splits), 1)
+    split_len = tl.maximum(tl.cdiv(tl.cdiv(length, num_splits), BLOCK_N), 1) * BLOCK_N
+    num_splits = tl.maximum(tl.cdiv(length, split_len), 1)
+    if i_split >= num_splits:
+        return
+    start = i_split * split_len
+    end = tl.minimum(start + split_len, length)
+    last = tl.maximum(length - 1, 0)
+
+    o_g = tl.arange(0, ROWS)
+    o_n = tl.arange(0, BLOCK_N)
+    o_d = tl.arange(0, HEAD_DIM)
+    in_group = (o_g < GROUP)[:, None] & (o_d >= 0)[None, :]
+    i_q = i_head * GROUP + o_g
+    b_q = tl.load(
+        p_q + i_row.to(tl.int64) * q_stride + i_q[:, None] * HEAD_DIM + o_d[None, :],
+        mask=in_group,
+        other=0.0,
+    )
+    p_k = p_kv + i_head * HEAD_STRIDE
+    p_table = p_tables + seat.to(tl.int64) * table_stride
+    b_max = tl.full([ROWS], float("-inf"), tl.float32)
+    b_sum = tl.zeros([ROWS], tl.float32)
+    b_acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    # The block of a tile is loaded while the tile before it is computed.
+    block = tl.load(p_table + tl.minimum(start, last) // BLOCK_SIZE)
+    for first in tl.range(start, end, BLOCK_N):
+        position = tl.minimum(first + o_n, last)
+        if BLOCK_SIZE >= BLOCK_N:
+            offset = position - first // BLOCK_SIZE * BLOCK_SIZE
+            o_token = block.to(tl.int64) * (2 * VALUES) + offset * HEAD_DIM
+            block = tl.load(p_table + tl.minimum(first + BLOCK_N, last) // BLOCK_SIZE)
+        else:
+            blocks = tl.load(p_table + position // BLOCK_SIZE)
+            o_token = blocks.to(tl.int64) * (2 * VALUES) + position % BLOCK_SIZE * HEAD_DIM
+        p_tile = p_k + o_token[:, None] + o_d[None, :]
+        b_k = tl.load(p_tile)
+        b_v = tl.load(p_tile + VALUES)
+        scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * score_scale
+        scores = tl.where((first + o_n < length)[None, :], scores, float("-inf"))
+        new_max = tl.maximum(b_max, tl.max(scores, 1))
+        rescale = tl.exp2(b_max - new_max)
+        b_p = tl.exp2(scores - new_max[:, None])
+        b_sum = b_sum * rescale + tl.sum(b_p, 1)
+        b_acc = b_acc * rescale[:, None]
+        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
+        b_max = new_max
+
+    p_row = p_out + i_row.to(tl.int64) * out_stride
+    if num_splits == 1:
+        b_sum = tl.where(b_sum > 0, b_sum, 1.0)
+        b_out = b_acc / b_sum[:, None]
+        tl.store(
+            p_row + i_q[:, None] * HEAD_DIM + o_d[None, :],
+            b_out.to(p_out.dtype.element_ty),
+            mask=in_group,
+        )
+    else:
+        i_pair = i_row * NUM_KV_HEADS + i_head
+        first_result = i_pair * max_splits * GROUP
+        o_result = first_result + i_split * GROUP + o_g
+        tl.store(p_partials + o_result[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=in_group)
+        tl.store(p_maxima + o_result, b_max, mask=o_g < GROUP)
+        tl.store(p_sums + o_result, b_sum, mask=o_g < GROUP)
+        # The barrier orders the stores of all threads before the one thread that counts.
+        tl.debug_barrier()
+        arrived = tl.atomic_add(p_arrived + i_pair, 1, sem="acq_rel", scope="gpu")
+        if arrived == num_splits - 1:
+            total = _add_up(
+                p_partials,
+                p_maxima,
+                p_sums,
+                first_result,
+                num_splits,
+                GROUP,
+                GROUP_PADDED,
+                HEAD_DIM,
+                CHUNK,
+            )
+            o_head = tl.arange(0, GROUP_PADDED)
+            p_heads = p_row + (i_head * GROUP + o_head)[:, None] * HEAD_DIM + o_d[None, :]
+            tl.store(
+                p_heads,
+                total.to(p_out.dtype.element_ty),
+                mask=(o_head < GROUP)[:, None] & (o_d >= 0)[None, :],
+            )
+            tl.store(p_arrived + i_pair, 0)
+
+
+def choose_config(num_rows: int, num_kv_heads: int, key_bytes: int) -> DecodeConfig:
+    """The checked-in choice for a launch; `key_bytes` is one key's size, D times the type's."""
+    key_bytes = min(max(key_bytes, 128), 512)
+    return CONFIGS[(num_rows * num_kv_heads <= FEW_PROGRAMS, key_bytes)]
+
+
+def count_splits(num_rows: int, num_kv_heads: int, max_programs: int) -> int:
+    """The grid's splits, a power of two that keeps all programs within `max_programs`."""
+    fitting = max_programs // (num_rows * num_kv_heads)
+    return min(1 << max(fitting.bit_length() - 1, 0), MAX_SPLITS)
+
+
+def decode_attention(
+    q_RND: Tensor,
+    kv_B2KPD: Tensor,
+    block_tables_SM: Tensor,
+    seats_R: Tensor,
+    seq_lens_R: Tensor,
+    out_RND: Tensor,
+    scratch: DecodeScratch,
+    scale: float,
+    *,
+    config: DecodeConfig | None = None,
+) -> None:
+    """Writes every row's attention over its first `seq_lens_R` tokens to `out_RND`.
+
+    q and out may be strided views whose heads are contiguous; q, pool and out share a type. Seats,
+    lengths and tables are int32; a row of length 0 gives zeros. `config` is for tuning only.
+    """
+    num_kv_heads, block_size, head_dim = check_pool(kv_B2KPD)
+    num_rows, num_q_heads, _ = q_RND.shape
+    check_tables(block_tables_SM, seats_R, seq_lens_R)
+    assert q_RND.shape == out_RND.shape == (seats_R.shape[0], num_q_heads, head_dim)
+    assert q_RND.dtype == kv_B2KPD.dtype == out_RND.dtype, "one type for q, pool and out"
+    assert q_RND.stride()[1:] == out_RND.stride()[1:] == (head_dim, 1), "heads must be contiguous"
+    group = num_q_heads // num_kv_heads
+    assert num_q_heads == group * num_kv_heads and group <= MAX_GROUP, (num_q_heads, num_kv_heads)
+    if num_rows == 0:
+        return
+    config = config or choose_config(num_rows, num_kv_heads, head_dim * q_RND.element_size())
+    max_splits = count_splits(num_rows, num_kv_heads, config.max_programs)
+    if max_splits > 1:
+        results = num_rows * num_q_heads * max_splits
+        assert results <= scratch.maxima.shape[0], f"scratch is too small for {num_rows} rows"
+        assert num_rows * num_kv_heads <= scratch.arrived.shape[0]
+    group_padded = triton.next_power_of_2(group)
+    _decode_kernel[(num_kv_heads, num_rows, max_splits)](
+        q_RND,
+        kv_B2KPD,
+        block_tables_SM,
+        seats_R,
+        seq_lens_R,
+        out_RND,
+        scratch.partials,
+        scratch.maxima,
+        scratch.sums,
+        scratch.arrived,
+        q_RND.stride(0),
+        out_RND.stride(0),
+        block_tables_SM.stride(0),
+        config.min_split,
+        scale * math.log2(math.e),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        GROUP_PADDED=group_padded,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_N=config.block_n,
+        CHUNK=max(16 * config.num_warps // group_padded, 2),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def reference_decode_attention(
+    q_RND: Tensor,
+    kv_B2KPD: Tensor,
+    block_tables_SM: Tensor,
+    seats_R: Tensor,
+    seq_lens_R: Tensor,
+    scale: float,
+) -> Tensor:
+    """The same in float32 and plain torch, [R, N, D]."""
+    out_RND = torch.zeros(q_RND.shape, dtype=torch.float32, device=q_RND.device)
+    for row, (seat, length) in enumerate(zip(seats_R.tolist(), seq_lens_R.tolist(), strict=True)):
+        k_LKD, v_LKD = gather_float(kv_B2KPD, block_tables_SM[seat], length)
+        q_KGD = q_RND[row].float().unflatten(0, (k_LKD.shape[1], -1))
+        scores_KGL = torch.einsum("kgd,lkd->kgl", q_KGD, k_LKD) * scale
+        out_KGD = torch.einsum("kgl,lkd->kgd", scores_KGL.softmax(-1), v_LKD)
+        out_RND[row] = out_KGD.flatten(0, 1)
+    return out_RND
