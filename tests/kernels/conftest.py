@@ -1,4 +1,4 @@
-"""Where the kernels of these tests run: on the GPU if there is one, else in Triton's interpreter."""
+"""Kernels of these tests run on the GPU if there is one, else in Triton's interpreter."""
 
 import os
 
