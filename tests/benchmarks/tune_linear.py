@@ -1,0 +1,237 @@
+"""Times cuBLAS against this tree's kernels for every product of two models, and writes the table.
+
+Runs by hand on a GPU. Every candidate runs whole operations, norm and SiLU included, over rotating
+copies of the weights, larger than the L2 cache, in one CUDA graph, and is checked against float32
+first. With `--pdl` kernels are launched dependently.
+
+    PYTHONPATH=.typing python tests/benchmarks/tune_linear.py --output linear_table.py
+"""
+
+import argparse
+import dataclasses
+import math
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
+from linear_shapes import QWEN3_06B, QWEN3_8B, Operands, Product, graph_us
+
+from cearx.kernels import dependent_launch, layer_linear
+from cearx.kernels.gemv import GemvConfig
+from cearx.kernels.layer_linear import Choice
+from cearx.kernels.skinny_linear import SkinnyConfig
+
+HEAD = "TABLE: dict[tuple[int, int, int], GemvConfig | SkinnyConfig | None] = {"
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+PROGRAMS = (132, 264)
+"""Programs that a split product aims at: one and two a multiprocessor."""
+ROTATION_BYTES = 240_000_000
+MIN_CALLS = 32
+"""Operations in a graph, so that its launch does not count."""
+MIN_GAIN = 0.985
+"""A kernel must take less than this share of cuBLAS's time to be chosen."""
+MAX_ERROR = 1e-2
+
+Job = tuple[Product, int, Choice]
+# (outputs, inputs, warps, steps ahead): 256 inputs a warp lie in the registers as they were loaded.
+GEMV = tuple(
+    GemvConfig(*numbers)
+    for numbers in (
+        (1, 1024, 4, 4),
+        (2, 1024, 4, 4),
+        (4, 1024, 4, 2),
+        (8, 1024, 4, 1),
+        (1, 2048, 8, 3),
+        (2, 2048, 8, 2),
+        (4, 2048, 8, 1),
+        (1, 4096, 16, 3),
+        (2, 4096, 16, 2),
+        (2, 512, 2, 4),
+        (4, 512, 2, 2),
+        (4, 256, 1, 4),
+        (8, 256, 1, 2),
+    )
+)
+MAX_SUMS = 16
+"""Blocks of sums a program may keep; each takes 8 registers of a thread."""
+MAX_UNROLLED = 96
+"""Block products in a kernel, which has no loop; with more the registers do not suffice."""
+SKINNY_16 = (
+    SkinnyConfig(64, 128, 4, 4),
+    SkinnyConfig(64, 128, 4, 5),
+    SkinnyConfig(64, 256, 4, 3),
+    SkinnyConfig(32, 128, 4, 5),
+    SkinnyConfig(32, 256, 4, 4),
+    SkinnyConfig(128, 64, 4, 6),
+    SkinnyConfig(16, 256, 4, 5),
+)
+SKINNY_64 = (
+    SkinnyConfig(64, 128, 4, 3),
+    SkinnyConfig(64, 64, 4, 6),
+    SkinnyConfig(128, 64, 4, 4),
+    SkinnyConfig(128, 64, 8, 4),
+    SkinnyConfig(32, 128, 4, 4),
+)
+
+
+def candidates(product: Product, num_tokens: int, pdl: bool) -> list[Choice]:
+    """What may run a product; cuBLAS, which is None, comes first."""
+    found: list[Choice] = [None]
+    halves = 2 if product.kind == "norm_gate_up" else 1
+    for gemv in GEMV if num_tokens <= 8 else ():
+        sums = num_tokens * halves * gemv.block_n
+        steps = product.num_inputs // gemv.block_k
+        if 0 < steps * sums <= MAX_UNROLLED and sums <= MAX_SUMS:
+            found.append(gemv)
+    if num_tokens == 1:
+        return found
+    for base in SKINNY_16 if num_tokens <= 16 else SKINNY_64:
+        tiles = product.num_outputs // halves // base.block_n
+        splits = {min(16, math.ceil(programs / tiles)) for programs in PROGRAMS}
+        for split_k in sorted({1} if halves == 2 else splits):
+            prefetch_k = 2 * base.block_k if pdl else 0
+            found.append(dataclasses.replace(base, split_k=split_k, prefetch_k=prefetch_k))
+    return found
+
+
+def force(choice: Choice) -> None:
+    """Makes every product run by `choice`."""
+    layer_linear.choose = lambda *_: choice  # type: ignore[assignment]
+
+
+def compile_one(job: Job) -> str | None:
+    """Compiles what the job needs into the cache on disk; says what went wrong."""
+    product, num_tokens, choice = job
+    force(choice)
+    weight = torch.empty(
+        product.num_outputs, product.num_inputs, device="cuda", dtype=torch.bfloat16
+    )
+    try:
+        Operands(product, num_tokens).run(weight)
+        torch.cuda.synchronize()
+    except Exception as error:  # too many registers, too much shared memory: not a candidate
+        return f"{product.name} {num_tokens} {choice}: {error}"[:200]
+    return None
+
+
+def set_launch(pdl: bool) -> None:
+    """Of this process."""
+    dependent_launch.ENABLED = pdl
+
+
+def compiled_as(job: Job) -> Job:
+    """The job whose kernel this one shares: tensor cores see at least 16 tokens."""
+    product, num_tokens, choice = job
+    return product, max(16, num_tokens) if isinstance(choice, SkinnyConfig) else num_tokens, choice
+
+
+def compile_all(jobs: list[Job], num_processes: int, pdl: bool) -> set[Job]:
+    """Compiles in parallel; returns the jobs that cannot run here."""
+    distinct = {compiled_as(job): job for job in jobs}
+    ordered = [job for job in distinct.values() if job[2] is not None]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(num_processes, set_launch, (pdl,)) as pool:
+        answers = pool.map(compile_one, ordered, chunksize=1)
+    for answer in filter(None, answers):
+        print(answer, flush=True)
+    failed = {compiled_as(job) for job, answer in zip(ordered, answers, strict=True) if answer}
+    return {job for job in jobs if compiled_as(job) in failed}
+
+
+def time_product(
+    product: Product, jobs: list[Job], broken: set[Job]
+) -> dict[int, dict[Choice, float]]:
+    """Microseconds of every job of one product, by number of tokens."""
+    copies = max(2, math.ceil(ROTATION_BYTES / product.num_bytes))
+    weights = torch.empty(
+        copies, product.num_outputs, product.num_inputs, device="cuda", dtype=torch.bfloat16
+    )
+    for weight in weights:
+        weight.normal_(std=product.num_inputs**-0.5)
+    times: dict[int, dict[Choice, float]] = {}
+    for job in jobs:
+        _, num_tokens, choice = job
+        if job in broken:
+            continue
+        force(choice)
+        operands = Operands(product, num_tokens)
+        error = operands.relative_error(weights[-1])
+        if not error < MAX_ERROR:
+            print(f"WRONG {product.name} {num_tokens} {choice}: error {error}", flush=True)
+            continue
+        rounds = math.ceil(MIN_CALLS / copies)
+
+        def launch(operands: Operands = operands, rounds: int = rounds) -> None:
+            for _ in range(rounds):
+                for weight in weights:
+                    operands.run(weight)
+
+        us = graph_us(launch, rounds * copies, replays=3)
+        times.setdefault(num_tokens, {})[choice] = us
+    return times
+
+
+def source(table: dict[tuple[int, int, int], Choice]) -> str:
+    """The file that holds the table."""
+    old = Path(layer_linear.__file__).with_name("linear_table.py").read_text()
+    lines = [old[: old.index("TABLE:")] + HEAD]
+    lines += [
+        f"    {key}: {constructor(choice)},"
+        for key, choice in sorted(table.items(), key=lambda item: item[0])
+    ]
+    return "\n".join(lines) + "\n}\n"
+
+
+def constructor(choice: Choice) -> str:
+    """A choice in short."""
+    if choice is None:
+        return "None"
+    return f"{type(choice).__name__}({', '.join(map(str, dataclasses.astuple(choice)))})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--pdl", action="store_true")
+    parser.add_argument("--processes", type=int, default=16)
+    parser.add_argument("--tokens", type=int, nargs="+", default=BUCKETS)
+    arguments = parser.parse_args()
+    set_launch(arguments.pdl)
+    start = time.monotonic()
+    products = (*QWEN3_8B, *QWEN3_06B)
+    jobs: list[Job] = [
+        (product, num_tokens, choice)
+        for product in products
+        for num_tokens in arguments.tokens
+        for choice in candidates(product, num_tokens, arguments.pdl)
+    ]
+    broken = compile_all(jobs, arguments.processes, arguments.pdl)
+    print(f"{len(jobs)} candidates compiled after {time.monotonic() - start:.0f} s", flush=True)
+    table: dict[tuple[int, int, int], Choice] = {}
+    report = []
+    for product in products:
+        times = time_product(product, [job for job in jobs if job[0] is product], broken)
+        row = [f"{product.name:13}"]
+        for num_tokens, by_choice in times.items():
+            library = by_choice[None]
+            best = min(by_choice, key=lambda c: by_choice[c])
+            print(f"{product.name} {num_tokens}: cuBLAS {library:.1f} us")
+            for choice, us in sorted(by_choice.items(), key=lambda item: item[1])[:4]:
+                print(f"    {us:7.1f} {choice}", flush=True)
+            chosen = best if by_choice[best] < MIN_GAIN * library else None
+            table[num_tokens, product.num_outputs, product.num_inputs] = chosen
+            row.append(f"{library:.1f}>{by_choice[best]:.1f}")
+        report.append(" ".join(row))
+    arguments.output.write_text(source(table))
+    print(f"\ncuBLAS > best of all, us an operation, tokens {arguments.tokens}")
+    print("\n".join(report))
+    print(f"{time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

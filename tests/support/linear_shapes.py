@@ -1,0 +1,114 @@
+"""The products of the models that the kernels are tuned for, and how one is called and checked.
+
+Used by the scripts that run on a GPU. Legend: T tokens, N outputs, K inputs, F MLP width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from cearx.kernels import layer_linear
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of a model: which operation runs it and its weight matrix [N, K]."""
+
+    name: str
+    kind: Literal["norm_linear", "norm_gate_up", "linear_add", "linear"]
+    num_outputs: int
+    num_inputs: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the matrix in bfloat16."""
+        return 2 * self.num_outputs * self.num_inputs
+
+
+QWEN3_8B = (
+    Product("8B qkv", "norm_linear", 6144, 4096),
+    Product("8B o", "linear_add", 4096, 4096),
+    Product("8B gate_up", "norm_gate_up", 24576, 4096),
+    Product("8B down", "linear_add", 4096, 12288),
+    Product("8B head", "linear", 151936, 4096),
+)
+QWEN3_06B = (
+    Product("0.6B qkv", "norm_linear", 4096, 1024),
+    Product("0.6B o", "linear_add", 1024, 2048),
+    Product("0.6B gate_up", "norm_gate_up", 6144, 1024),
+    Product("0.6B down", "linear_add", 1024, 3072),
+    Product("0.6B head", "linear", 151936, 1024),
+)
+
+
+class Operands:
+    """The inputs and outputs of one product for a number of tokens, in bfloat16 on the GPU."""
+
+    def __init__(self, product: Product, num_tokens: int) -> None:
+        rows, width = product.num_outputs, product.num_inputs
+        self.product = product
+        self.x_TK = torch.randn(num_tokens, width, device="cuda").bfloat16()
+        self.norm_K = (1 + 0.1 * torch.randn(width, device="cuda")).bfloat16()
+        self.scratch_TK = torch.empty_like(self.x_TK)
+        self.wide_TN = torch.empty(num_tokens, rows, device="cuda", dtype=torch.bfloat16)
+        columns = rows // 2 if product.kind == "norm_gate_up" else rows
+        self.out_TN = torch.zeros(num_tokens, columns, device="cuda", dtype=torch.bfloat16)
+
+    def run(self, weight_NK: torch.Tensor) -> None:
+        """Launches the operation; `linear_add` adds to what `out_TN` holds."""
+        if self.product.kind == "norm_linear":
+            layer_linear.norm_linear(
+                self.x_TK, self.norm_K, EPS, weight_NK, None, self.out_TN, self.scratch_TK
+            )
+        elif self.product.kind == "norm_gate_up":
+            layer_linear.norm_gate_up(
+                self.x_TK,
+                self.norm_K,
+                EPS,
+                weight_NK,
+                self.out_TN,
+                self.scratch_TK,
+                self.wide_TN,
+            )
+        elif self.product.kind == "linear_add":
+            layer_linear.linear_add(self.x_TK, weight_NK, None, self.out_TN)
+        else:
+            layer_linear.linear(self.x_TK, weight_NK, self.out_TN)
+
+    def relative_error(self, weight_NK: torch.Tensor) -> float:
+        """Of one run into poisoned or zeroed outputs, against float32; NaN if one was missed."""
+        self.out_TN.fill_(0 if self.product.kind == "linear_add" else torch.nan)
+        self.scratch_TK.fill_(torch.nan)
+        self.wide_TN.fill_(torch.nan)
+        self.run(weight_NK)
+        wanted = self._reference(weight_NK)
+        return ((self.out_TN.float() - wanted).norm() / wanted.norm()).item()
+
+    def _reference(self, weight_NK: torch.Tensor) -> torch.Tensor:
+        if self.product.kind == "norm_linear":
+            return layer_linear.norm_linear_reference(self.x_TK, self.norm_K, EPS, weight_NK, None)
+        if self.product.kind == "norm_gate_up":
+            return layer_linear.norm_gate_up_reference(self.x_TK, self.norm_K, EPS, weight_NK)
+        return self.x_TK.float() @ weight_NK.float().t()
+
+
+def graph_us(launch: Callable[[], None], num_calls: int, replays: int = 5) -> float:
+    """Microseconds a call of `num_calls` calls captured in one CUDA graph; the median replay."""
+    launch()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    times = []
+    for _ in range(replays + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return 1000 * sorted(times[1:])[replays // 2] / num_calls
