@@ -8,7 +8,7 @@ before it leaves. Owns no socket and no clock: `process.py` calls it.
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -38,11 +38,13 @@ from cearx.core.messages import (
     ExecuteStep,
     NewRequest,
     Output,
+    PromptLogprobs,
     Refused,
     RowOutput,
     SamplingParams,
     StepResult,
     Submit,
+    TokenLogprobs,
     unpack_tokens,
 )
 from cearx.core.metrics import EngineLoad
@@ -102,6 +104,8 @@ class LiveRequest(msgspec.Struct, kw_only=True):
     is_at_worker: bool = False
     num_prefilled: int = 0
     """Most tokens that its chunks have come to."""
+    num_prompt_told: int = 1
+    """Tokens of the prompt whose log-probabilities have left; the first has none."""
 
 
 class Engine:
@@ -306,7 +310,7 @@ class Engine:
         outcomes = self._apply(event)
         self._log.note_step(result.execute_us, schedule_us)
         ended = {o.request_id: o.reason for o in outcomes if isinstance(o, RequestEnded)}
-        outputs = self._outputs(result.rows, ended, stop_tokens)
+        outputs = self._outputs(result, ended, stop_tokens)
         for request_id in ended:
             self._forget(request_id)
         return outputs
@@ -342,12 +346,13 @@ class Engine:
 
     def _outputs(
         self,
-        rows: Iterable[RowOutput],
+        result: StepResult,
         ended: dict[RequestId, FinishReason],
         stop_tokens: dict[RequestId, int],
     ) -> dict[int, list[Output]]:
         outputs: dict[int, list[Output]] = {}
-        for row in rows:
+        told = {p.request_id: self._untold(p) for p in result.prompt_logprobs}
+        for row in result.rows:
             request = self._requests.get(row.request_id)
             if request is None:
                 continue
@@ -359,10 +364,30 @@ class Engine:
                     finish_reason=ended.get(row.request_id),
                     stop_token_id=stop_tokens.get(row.request_id),
                     num_cached_tokens=request.num_cached_tokens,
+                    prompt_logprobs=told.pop(row.request_id, ()),
                 )
             )
             request.num_cached_tokens = None
+        for request_id, logprobs in told.items():  # of chunks that do not sample
+            request = self._requests.get(request_id)
+            if request is not None and logprobs:
+                outputs.setdefault(request.frontend_index, []).append(
+                    prompt_output(request.request_key, logprobs)
+                )
         return outputs
+
+    def _untold(self, told: PromptLogprobs) -> tuple[TokenLogprobs, ...]:
+        """What the frontend does not know yet: a preemption makes a chunk run twice."""
+        request = self._requests.get(told.request_id)
+        if request is None:
+            return ()
+        assert told.start <= request.num_prompt_told, (
+            f"request {told.request_id}: prompt tokens from {told.start} on are told,"
+            f" {request.num_prompt_told} are known"
+        )
+        untold = told.logprobs[request.num_prompt_told - told.start :]
+        request.num_prompt_told += len(untold)
+        return untold
 
     def _apply(self, event: Event) -> tuple[Outcome, ...]:
         self._is_stuck = self._is_stuck and isinstance(event, ClockAdvanced)
@@ -388,6 +413,19 @@ class Engine:
         self._unsent.pop(request_id, None)
         if request.is_at_worker:
             self._ended_at_worker.append(request_id)
+
+
+def prompt_output(request_key: RequestKey, logprobs: tuple[TokenLogprobs, ...]) -> Output:
+    """Log-probabilities of a part of the prompt, before the first token."""
+    return Output(
+        request_key=request_key,
+        token_ids=(),
+        logprobs=None,
+        finish_reason=None,
+        stop_token_id=None,
+        num_cached_tokens=None,
+        prompt_logprobs=logprobs,
+    )
 
 
 def ended_output(request_key: RequestKey, reason: FinishReason) -> Output:

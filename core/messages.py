@@ -62,13 +62,19 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     """(token id, bias) pairs, added to the logits before everything else."""
     num_logprobs: int | None = None
     """None: no log-probabilities; k: those of the sampled token and of the k most likely ones."""
+    num_prompt_logprobs: int | None = None
+    """The same for every token of the prompt but the first, in `PromptLogprobs`."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """None: no limit; else nothing but these can be sampled."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens; the last token of one cannot follow the others in the output."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Natural-log probabilities under the raw model distribution (before any processing)."""
 
     logprob: float
-    """Of the sampled token; -inf is sent as -9999.0."""
+    """Of the token itself; -inf is sent as -9999.0."""
     rank: int
     """1 for the most likely token."""
     top: tuple[tuple[int, float], ...]
@@ -157,6 +163,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The member of stop_token_ids that ended it, else None."""
     num_cached_tokens: int | None
     """Set in the request's first output: prompt tokens taken from the prefix cache."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the next tokens of the prompt, which come in order, the first token left out."""
 
 
 class StepOutputs(_Message, frozen=True, tag="outputs"):
@@ -218,12 +226,23 @@ class RowOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Set with token_id None: what failed, without user data."""
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What a prefill chunk tells of a prompt; after a preemption some of it is told again."""
+
+    request_id: RequestId
+    start: int
+    """Index in the prompt of the first token that is told of; at least 1."""
+    logprobs: tuple[TokenLogprobs, ...]
+
+
 class StepResult(_Message, frozen=True, tag="result"):
     step_id: StepId
     rows: tuple[RowOutput, ...]
     """One for each row of the plan that samples: decodes first, then sampling chunks."""
     execute_us: int
     """Wall time of the step in the worker."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    """Of the chunks whose requests ask for them."""
 
 
 WorkerToCore = WorkerReady | StepResult

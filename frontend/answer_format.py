@@ -8,20 +8,25 @@ import secrets
 from typing import ClassVar, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from cearx.frontend.choice import ChoiceDelta
 from cearx.frontend.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
-    TokenBytesOf,
+    PromptLogprob,
+    TokenNames,
     chat_logprobs,
     completion_logprobs,
+    prompt_logprobs,
 )
 from cearx.frontend.openai_types import Usage
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -36,6 +41,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -46,6 +52,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -54,6 +62,9 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     logprobs: CompletionLogprobs | None
     finish_reason: str
     stop_reason: int | str | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -71,39 +82,66 @@ class AnswerFormat:
 
     id_prefix: ClassVar[str]
     chunk_object: ClassVar[str]
+    prompt_is_in_choice: ClassVar[bool]
+    """Whether what is told of a prompt stands in its choices, or else beside them."""
 
     def __init__(
-        self, model: str, created: int, token_bytes: TokenBytesOf, *, announces_usage: bool
+        self,
+        model: str,
+        created: int,
+        names: TokenNames,
+        *,
+        announces_usage: bool,
+        shows_token_ids: bool = False,
+        label: str | None = None,
     ) -> None:
-        """`announces_usage`: chunks say `"usage":null` because a chunk with usage will come."""
-        self.id = self.id_prefix + secrets.token_hex(16)
+        """`announces_usage`: chunks say `"usage":null` because a chunk with usage will come.
+
+        `label`: the client's own id of the request.
+        """
+        self.id = self.id_prefix + (label or secrets.token_hex(16))
         self.model = model
         self.created = created
-        self.token_bytes = token_bytes
-        self._head = (b'data: {"id":%s,"object":%s,"created":%d,"model":%s,"choices":[') % (
+        self.names = names
+        self.shows_token_ids = shows_token_ids
+        self._members = b'data: {"id":%s,"object":%s,"created":%d,"model":%s,' % (
             _encode(self.id),
             _encode(self.chunk_object),
             created,
             _encode(model),
         )
+        self._head = self._members + b'"choices":['
         self._tail = b'],"usage":null}\n\n' if announces_usage else b"]}\n\n"
         self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
 
     def chunk(self, delta: ChoiceDelta, *, is_first: bool, usage: Usage | None) -> bytes:
         """One event; `is_first`: of its choice; `usage`: up to here, if every chunk carries it."""
-        start = self._head + b'{"index":%d,' % delta.index + self.delta_json(delta, is_first)
-        if not delta.records and delta.finish_reason is None and usage is None:
-            return start + self._plain_tail
+        start = b'{"index":%d,' % delta.index + self.delta_json(delta, is_first)
+        has_extras = delta.records or delta.finish_reason is not None or self.shows_token_ids
+        if not has_extras and usage is None:
+            return self._head + start + self._plain_tail
+        head = self._head
         logprobs = self.logprobs_json(delta) if delta.records else b"null"
         start += b',"logprobs":%s,"finish_reason":%s' % (logprobs, _encode(delta.finish_reason))
         if delta.finish_reason is not None:
             start += b',"stop_reason":%s' % _encode(delta.stop_reason)
+        if self.shows_token_ids:
+            start += b',"token_ids":%s' % _encode(delta.token_ids)
+        if delta.prompt_token_ids is not None:
+            of_prompt = b'"prompt_token_ids":%s' % _encode(list(delta.prompt_token_ids))
+            if self.prompt_is_in_choice:
+                start += b"," + of_prompt
+            else:
+                head = self._members + of_prompt + b',"choices":['
         tail = self._tail if usage is None else b'],"usage":%s}\n\n' % _encode(usage)
-        return start + b"}" + tail
+        return head + start + b"}" + tail
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The chunk without choices that ends a stream with include_usage."""
         return self._head + b'],"usage":%s}\n\n' % _encode(usage)
+
+    def token_ids(self, choice: ChoiceDelta) -> list[int] | UnsetType:
+        return choice.token_ids if self.shows_token_ids else UNSET
 
     def delta_json(self, delta: ChoiceDelta, is_first: bool) -> bytes:
         """The member that holds the text."""
@@ -120,6 +158,7 @@ class AnswerFormat:
 class ChatFormat(AnswerFormat):
     id_prefix = "chatcmpl-"
     chunk_object = "chat.completion.chunk"
+    prompt_is_in_choice = False
 
     def delta_json(self, delta: ChoiceDelta, is_first: bool) -> bytes:
         if is_first:
@@ -129,7 +168,7 @@ class ChatFormat(AnswerFormat):
         return b'"delta":{"content":%s}' % _encode(delta.text)
 
     def logprobs_json(self, delta: ChoiceDelta) -> bytes:
-        return _encode(chat_logprobs(delta.records, self.token_bytes))
+        return _encode(chat_logprobs(delta.records, self.names))
 
     def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
         answer = ChatCompletion(
@@ -141,14 +180,15 @@ class ChatFormat(AnswerFormat):
                 ChatChoice(
                     index=choice.index,
                     message=ChatMessage(content=choice.text),
-                    logprobs=chat_logprobs(choice.records, self.token_bytes)
-                    if choice.records
-                    else None,
+                    logprobs=chat_logprobs(choice.records, self.names) if choice.records else None,
                     finish_reason=_ended(choice),
                     stop_reason=choice.stop_reason,
+                    token_ids=self.token_ids(choice),
                 )
                 for choice in choices
             ],
+            prompt_logprobs=prompt_logprobs(choices[0].prompt_records, self.names),
+            prompt_token_ids=_prompt_ids(choices[0]),
         )
         return _encode(answer)
 
@@ -156,12 +196,13 @@ class ChatFormat(AnswerFormat):
 class CompletionFormat(AnswerFormat):
     id_prefix = "cmpl-"
     chunk_object = "text_completion"
+    prompt_is_in_choice = True
 
     def delta_json(self, delta: ChoiceDelta, is_first: bool) -> bytes:
         return b'"text":' + _encode(delta.text)
 
     def logprobs_json(self, delta: ChoiceDelta) -> bytes:
-        return _encode(completion_logprobs(delta.records, self.token_bytes))
+        return _encode(completion_logprobs(delta.records, self.names))
 
     def body(self, choices: list[ChoiceDelta], usage: Usage) -> bytes:
         answer = Completion(
@@ -173,16 +214,23 @@ class CompletionFormat(AnswerFormat):
                 CompletionChoice(
                     index=choice.index,
                     text=choice.text,
-                    logprobs=completion_logprobs(choice.records, self.token_bytes)
+                    logprobs=completion_logprobs(choice.records, self.names)
                     if choice.records
                     else None,
                     finish_reason=_ended(choice),
                     stop_reason=choice.stop_reason,
+                    token_ids=self.token_ids(choice),
+                    prompt_logprobs=prompt_logprobs(choice.prompt_records, self.names),
+                    prompt_token_ids=_prompt_ids(choice),
                 )
                 for choice in choices
             ],
         )
         return _encode(answer)
+
+
+def _prompt_ids(choice: ChoiceDelta) -> list[int] | UnsetType:
+    return UNSET if choice.prompt_token_ids is None else list(choice.prompt_token_ids)
 
 
 def _ended(choice: ChoiceDelta) -> str:

@@ -1,17 +1,16 @@
 """POST /v1/chat/completions: from a conversation to a plan of its answer."""
 
-import time
 from typing import Any
 
 from anyio import to_thread
 
 from cearx.frontend.answer_format import ChatFormat
 from cearx.frontend.chat_messages import template_messages, unknown_fields
-from cearx.frontend.chat_template import ChatTemplate, ChatTemplateError, require
+from cearx.frontend.chat_template import ChatTemplate, ChatTemplateError, cut_behind, require
 from cearx.frontend.errors import ApiError, invalid, not_supported, shown
-from cearx.frontend.generation_route import build_plan, check_model
+from cearx.frontend.generation_route import answer_format, build_plan, check_model
 from cearx.frontend.openai_types import ChatCompletionRequest
-from cearx.frontend.prompts import Prompt
+from cearx.frontend.prompts import Prompt, prompt_rules
 from cearx.frontend.respond import AnswerPlan
 from cearx.frontend.sampling import build_generation, check_num_logprobs
 from cearx.frontend.server_state import ServerState
@@ -35,37 +34,50 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
         state.parser.note_unknown(name)
     check_model(state, request.model)
     engine = state.client.require_ready()
+    max_tokens = request.max_completion_tokens or request.max_tokens
     generation = build_generation(
         request,
-        max_tokens=request.max_completion_tokens or request.max_tokens,
+        max_tokens=max_tokens,
         num_logprobs=_num_logprobs(request, state.config.max_logprobs),
-        engine=engine,
-        defaults=state.defaults,
-        eos_token_ids=state.eos_token_ids,
+        state=state,
     )
     kwargs = _template_kwargs(request.chat_template_kwargs or {})
     packer = state.prompt_packer(engine)
+    rules = prompt_rules(
+        request, adds_special_tokens=False, room=packer.context_length, max_tokens=max_tokens
+    )
+    continues = _continues_final_message(request)
 
-    def make_prompt() -> Prompt:
+    def make_prompt() -> tuple[Prompt, str | None]:
         messages = template_messages(request.messages)
         text = _render(
-            state.chat_template, messages, request.add_generation_prompt is not False, kwargs
+            state.chat_template,
+            messages,
+            not continues and request.add_generation_prompt is not False,
+            kwargs,
         )
-        return packer.encode(
-            "messages",
-            text,
-            add_special_tokens=bool(request.add_special_tokens),
-            cache_salt=request.cache_salt,
-        )
+        if continues:
+            text = _cut(text, messages[-1]["content"])
+        echo = messages[-1]["content"] if request.echo else None
+        return packer.encode("messages", text, rules), echo
 
-    prompt = await to_thread.run_sync(make_prompt, limiter=state.prompt_threads)
-    answer_format = ChatFormat(
-        state.model_name,
-        int(time.time()),
-        state.tokenizer.token_bytes,
-        announces_usage=generation.include_usage,
+    prompt, echo = await to_thread.run_sync(make_prompt, limiter=state.prompt_threads)
+    return build_plan(
+        state, generation, [prompt], answer_format(state, request, ChatFormat), chat_echo=echo
     )
-    return build_plan(state, generation, [prompt], answer_format)
+
+
+def _continues_final_message(request: ChatCompletionRequest) -> bool:
+    if request.continue_final_message and request.add_generation_prompt:
+        message = (
+            "continue_final_message and add_generation_prompt cannot both be true: "
+            "an answer continues a message or begins a new one"
+        )
+        raise invalid("continue_final_message", message)
+    if request.echo and not request.continue_final_message:
+        message = f"echo needs continue_final_message to be true in chat, got {shown(False)}"
+        raise invalid("echo", message)
+    return bool(request.continue_final_message)
 
 
 def _num_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
@@ -100,5 +112,12 @@ def _render(
         return require(template).render(
             messages, add_generation_prompt=add_generation_prompt, **kwargs
         )
+    except ChatTemplateError as error:
+        raise ApiError(400, str(error), param="messages", code="chat_template_error") from None
+
+
+def _cut(text: str, final_content: str) -> str:
+    try:
+        return cut_behind(text, final_content)
     except ChatTemplateError as error:
         raise ApiError(400, str(error), param="messages", code="chat_template_error") from None

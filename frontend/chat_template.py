@@ -103,6 +103,23 @@ def require(template: ChatTemplate | None) -> ChatTemplate:
     return template
 
 
+def cut_behind(rendered: str, final_content: str) -> str:
+    """The rendered conversation up to the end of its final message's content.
+
+    Templates may strip a content; what they kept of it is what is found. Raises ChatTemplateError
+    when there is nothing to continue, or when the template does not show it.
+    """
+    bare = final_content.strip()
+    if not bare:
+        raise ChatTemplateError("continue_final_message needs a final message that is not empty")
+    start = rendered.rfind(bare)
+    if start < 0:
+        raise ChatTemplateError("the chat template changes the final message: it has no end to cut")
+    ending = final_content[final_content.index(bare) + len(bare) :]
+    end = start + len(bare)
+    return rendered[: end + len(ending)] if rendered.startswith(ending, end) else rendered[:end]
+
+
 def _find_source(files: ModelFiles) -> str | None:
     if not files.path.is_dir():
         value = GGUFFile(files.path).get(GGUF_KEY)

@@ -9,18 +9,11 @@ from collections.abc import Sequence
 import msgspec
 
 from cearx.core.events import FinishReason
-from cearx.core.messages import Output, TokenLogprobs
+from cearx.core.messages import Output
 from cearx.frontend.detokenizer import IncrementalDetokenizer
 from cearx.frontend.errors import server_error, timed_out
+from cearx.frontend.prompt_part import PromptPart, TokenRecord
 from cearx.frontend.stop_strings import StopStringMatcher
-
-
-class TokenRecord(msgspec.Struct, kw_only=True):
-    """One token with its log-probabilities and where its text begins in the choice's text."""
-
-    token_id: int
-    logprobs: TokenLogprobs
-    text_offset: int
 
 
 class ChoiceDelta(msgspec.Struct, kw_only=True):
@@ -31,13 +24,25 @@ class ChoiceDelta(msgspec.Struct, kw_only=True):
     num_tokens: int = 0
     records: list[TokenRecord] = []
     """Empty unless log-probabilities were asked for."""
+    token_ids: list[int] = []
+    """Empty unless they were asked for."""
+    prompt_token_ids: Sequence[int] | None = None
+    """In the first delta of a choice, if asked for."""
+    prompt_records: list[TokenRecord] | None = None
+    """In the first delta of a choice, if asked for."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
     @property
     def is_silent(self) -> bool:
         """Whether a client would learn nothing from it."""
-        return not self.text and not self.records and self.finish_reason is None
+        return not (
+            self.text
+            or self.records
+            or self.token_ids
+            or self.prompt_token_ids is not None
+            or self.finish_reason is not None
+        )
 
 
 def join_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
@@ -49,6 +54,13 @@ def join_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         text="".join([delta.text for delta in deltas]),
         num_tokens=sum(delta.num_tokens for delta in deltas),
         records=[record for delta in deltas for record in delta.records],
+        token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
+        prompt_token_ids=next(
+            (d.prompt_token_ids for d in deltas if d.prompt_token_ids is not None), None
+        ),
+        prompt_records=next(
+            (d.prompt_records for d in deltas if d.prompt_records is not None), None
+        ),
         finish_reason=deltas[-1].finish_reason,
         stop_reason=deltas[-1].stop_reason,
     )
@@ -65,7 +77,11 @@ class Choice:
         stops: tuple[str, ...] = (),
         include_stop: bool = False,
         min_tokens: int = 0,
+        prompt: PromptPart | None = None,
+        shows_token_ids: bool = False,
+        is_prompt_only: bool = False,
     ) -> None:
+        """`is_prompt_only`: the engine's tokens are not told, only that it has ended."""
         self.index = index
         self.num_tokens = 0
         self.is_finished = False
@@ -75,7 +91,10 @@ class Choice:
         self._matcher = StopStringMatcher(stops, include_stop) if stops else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens
-        self._text_length = 0
+        self._prompt = prompt
+        self._shows_token_ids = shows_token_ids
+        self._is_prompt_only = is_prompt_only
+        self._text_length = 0 if prompt is None else len(prompt.echo_text)
         """Characters decoded so far, shown or held back."""
 
     def push(self, output: Output) -> ChoiceDelta:
@@ -86,8 +105,12 @@ class Choice:
         if output.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
             raise server_error("The engine failed to compute this request", "request_failed")
         delta = ChoiceDelta(index=self.index)
-        last = len(output.token_ids) - 1
-        for position, token_id in enumerate(output.token_ids):
+        if self._prompt is not None and self._prompt.take(output):
+            self._tell_prompt(self._prompt, delta)
+            self._prompt = None
+        token_ids = () if self._is_prompt_only else output.token_ids
+        last = len(token_ids) - 1
+        for position, token_id in enumerate(token_ids):
             is_stop = output.finish_reason is FinishReason.STOP and position == last
             if output.logprobs is not None:
                 record = TokenRecord(
@@ -96,6 +119,8 @@ class Choice:
                     text_offset=self._text_length,
                 )
                 delta.records.append(record)
+            if self._shows_token_ids:
+                delta.token_ids.append(token_id)
             self.num_tokens += 1
             delta.num_tokens += 1
             # The token that ends a generation is counted, but is no part of its text.
@@ -106,6 +131,14 @@ class Choice:
         if output.finish_reason is not None:
             self._end(delta, output)
         return delta
+
+    @staticmethod
+    def _tell_prompt(prompt: PromptPart, delta: ChoiceDelta) -> None:
+        delta.text = prompt.echo_text
+        delta.records = prompt.records()
+        delta.prompt_records = prompt.prompt_records()
+        if prompt.shows_token_ids:
+            delta.prompt_token_ids = prompt.token_ids
 
     def _show(self, text: str) -> str:
         self._text_length += len(text)
@@ -123,9 +156,9 @@ class Choice:
         if self._matcher is not None:
             delta.text += self._matcher.flush()
         self.is_finished = True
-        is_stop = output.finish_reason is FinishReason.STOP
+        is_stop = output.finish_reason is FinishReason.STOP and not self._is_prompt_only
         delta.finish_reason = "stop" if is_stop else "length"
-        delta.stop_reason = output.stop_token_id
+        delta.stop_reason = output.stop_token_id if is_stop else None
 
     def _end_at_stop_string(self, delta: ChoiceDelta) -> ChoiceDelta:
         assert self._matcher is not None

@@ -8,8 +8,9 @@ renderers.
 from collections.abc import Callable
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from cearx.frontend.choice import TokenRecord
+from cearx.frontend.prompt_part import TokenRecord
 
 TokenBytesOf = Callable[[int], bytes]
 
@@ -34,52 +35,100 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
-def chat_logprobs(records: list[TokenRecord], token_bytes: TokenBytesOf) -> ChatLogprobs:
+class PromptLogprob(msgspec.Struct, kw_only=True):
+    """One candidate for a place in the prompt, under its token id."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class TokenNames(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are written in log-probabilities."""
+
+    token_bytes: TokenBytesOf
+    as_token_ids: bool = False
+    """`token_id:7` instead of a text, which two tokens may share."""
+
+    def text(self, token_id: int) -> str:
+        if self.as_token_ids:
+            return f"token_id:{token_id}"
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def key(self, token_id: int) -> str:
+        """A text that serves as a key."""
+        if self.as_token_ids:
+            return f"token_id:{token_id}"
+        data = self.token_bytes(token_id)
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def chat_logprobs(records: list[TokenRecord], names: TokenNames) -> ChatLogprobs:
     content = []
     for record in records:
-        data = token_bytes(record.token_id)
+        assert record.logprobs is not None, "only a prompt's first token has none"
         top = [
-            TopLogprob(token=_text(raw := token_bytes(t)), logprob=logprob, bytes=list(raw))
+            TopLogprob(token=names.text(t), logprob=logprob, bytes=list(names.token_bytes(t)))
             for t, logprob in record.logprobs.top
         ]
         content.append(
             ChatTokenLogprob(
-                token=_text(data),
+                token=names.text(record.token_id),
                 logprob=record.logprobs.logprob,
-                bytes=list(data),
+                bytes=list(names.token_bytes(record.token_id)),
                 top_logprobs=top,
             )
         )
     return ChatLogprobs(content=content)
 
 
-def completion_logprobs(
-    records: list[TokenRecord], token_bytes: TokenBytesOf
-) -> CompletionLogprobs:
-    """The sampled token is always among its `top_logprobs`, so there may be one more than asked."""
+def completion_logprobs(records: list[TokenRecord], names: TokenNames) -> CompletionLogprobs:
+    """The token itself is always among its `top_logprobs`, so there may be one more than asked."""
     columns = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for record in records:
-        token = _key(token_bytes(record.token_id))
+        token = names.key(record.token_id)
         columns.tokens.append(token)
+        columns.text_offset.append(record.text_offset)
+        if record.logprobs is None:
+            columns.token_logprobs.append(None)
+            columns.top_logprobs.append(None)
+            continue
         columns.token_logprobs.append(record.logprobs.logprob)
-        top = {_key(token_bytes(t)): logprob for t, logprob in record.logprobs.top}
+        top = {names.key(t): logprob for t, logprob in record.logprobs.top}
         top.setdefault(token, record.logprobs.logprob)
         columns.top_logprobs.append(top)
-        columns.text_offset.append(record.text_offset)
     return columns
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
-
-
-def _key(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+def prompt_logprobs(
+    records: list[TokenRecord] | None, names: TokenNames
+) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+    """vLLM's form: for each token of the prompt its candidates by token id, None for the first."""
+    if records is None:
+        return UNSET
+    found: list[dict[str, PromptLogprob] | None] = []
+    for record in records:
+        own = record.logprobs
+        if own is None:
+            found.append(None)
+            continue
+        candidates = {
+            token_id: PromptLogprob(logprob=logprob, rank=rank, decoded_token=names.text(token_id))
+            for rank, (token_id, logprob) in enumerate(own.top, start=1)
+        }
+        candidates.setdefault(
+            record.token_id,
+            PromptLogprob(
+                logprob=own.logprob, rank=own.rank, decoded_token=names.text(record.token_id)
+            ),
+        )
+        found.append({str(token_id): candidate for token_id, candidate in candidates.items()})
+    return found

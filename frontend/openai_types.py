@@ -10,14 +10,18 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-MAX_CHOICES_PER_PROMPT = 8
-"""Largest n: every choice is a request of its own for the engine."""
-MAX_PROMPTS = 64
+MAX_CHOICES_PER_PROMPT = 128
+"""Largest n, as in OpenAI's API."""
+MAX_CHOICES = 1024
+"""Most choices of one answer, n for each prompt: every one is a request for the engine."""
+MAX_PROMPTS = 1024
 """Most prompts in one completion request."""
 MAX_MESSAGES = 4096
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_LOGIT_BIAS_VALUE = 100.0
 MIN_REPETITION_PENALTY = 0.01
@@ -29,6 +33,7 @@ UnitInterval = Annotated[float, Meta(ge=0.0, le=1.0)]
 OpenAIPenalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 RepetitionPenalty = Annotated[float, Meta(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)]
 PositiveInt = Annotated[int, Meta(ge=1)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
@@ -57,6 +62,10 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stop_token_ids: Annotated[list[int], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    """Not in the output, at the beginning of it or behind a space; as the tokenizer cuts them."""
+    allowed_token_ids: Annotated[list[int], Meta(min_length=1)] | None = None
+    """Nothing else is sampled."""
     repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: OpenAIPenalty | None = None
     frequency_penalty: OpenAIPenalty | None = None
@@ -68,6 +77,18 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     """Lower goes first; other than 0 only under --scheduling-policy priority."""
     cache_salt: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    """Keeps at most so many tokens of a prompt; -1: as many as leave room for max_tokens."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where a prompt that is too long is cut; left without it."""
+    echo: bool | None = None
+    """The answer begins with the prompt; in chat with the final message that it continues."""
+    prompt_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Tokens in log-probabilities are written as `token_id:7`."""
+    request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    """A label for the answer's id; it need not be unique."""
 
     # Hints for OpenAI's own fleet; they change nothing in an answer.
     user: str | None = None
@@ -86,6 +107,9 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0)] | None = None
     add_generation_prompt: bool | None = None
+    """True without it, unless continue_final_message is."""
+    continue_final_message: bool | None = None
+    """The answer goes on where the last message ends."""
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     parallel_tool_calls: bool | None = None
 
@@ -93,6 +117,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: Any
     """Text, token ids, or a list of either; `prompts.py` checks it."""
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """0 with echo: the prompt alone."""
     logprobs: Annotated[int, Meta(ge=0)] | None = None
 
 

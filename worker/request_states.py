@@ -51,6 +51,11 @@ class RequestState:
         )
         return self._tokens[start:end]
 
+    def fail(self, error: str) -> None:
+        """Nothing can be sampled for it any more; it ends when its next row fails."""
+        self.rule = None
+        self.error = error
+
     def add_output(self, token_id: int) -> None:
         """Appends a sampled token."""
         if self.num_tokens == len(self._tokens):

@@ -87,7 +87,10 @@ class Sampler:
         logits_V = rule.process(raw_V, num_outputs)
         if logits_V is not raw_V:
             best = int(logits_V.argmax())
-            _check_peak(float(logits_V[best]), "the logits after penalties and bias")
+            peak = float(logits_V[best])
+            if peak == -math.inf and rule.last_resort is not None:
+                return rule.last_resort
+            _check_peak(peak, "the logits after penalties and bias")
         if rule.is_greedy:
             return best
         return self._draw(rule, logits_V, float(logits_V[best]), num_outputs)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cearx.core.messages import SamplingParams
+from cearx.worker.banned_words import BannedWords
 from cearx.worker.penalties import TokenCounts
 
 
@@ -38,27 +39,54 @@ class SamplingRule:
             or params.frequency_penalty != 0
         )
         self._counts = TokenCounts(prompt) if has_penalty else None
-        self._is_plain = not bias and not has_penalty
+        self._words = BannedWords(params.bad_words) if params.bad_words else None
+        for word in params.bad_words:
+            check_token_ids("bad_words", word, vocab_size)
+        self._refused_ids: NDArray[np.int64] | None = None
+        """The complement of allowed_token_ids."""
+        if params.allowed_token_ids is not None:
+            check_token_ids("allowed_token_ids", params.allowed_token_ids, vocab_size)
+            refused = np.ones(vocab_size, np.bool_)
+            refused[list(params.allowed_token_ids)] = False
+            self._refused_ids = np.flatnonzero(refused)
+        has_limits = self._words is not None or self._refused_ids is not None
+        self._is_plain = not bias and not has_penalty and not has_limits
 
     @property
     def is_argmax(self) -> bool:
         """Whether the token is the largest raw logit and nothing else is wanted, at every step."""
+        return self.is_greedy and self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether temperature, top_k, top_p, min_p and seed are all that matters, at every step.
+
+        Such rows need nothing of the host: no change of the logits and no log-probabilities.
+        """
         return (
-            self.is_greedy
-            and self._is_plain
+            self._is_plain
             and (self.params.min_tokens == 0 or not len(self._ending_ids))
             and self.params.num_logprobs is None
+            and self.params.num_prompt_logprobs is None
         )
+
+    @property
+    def last_resort(self) -> int | None:
+        """The token for a row in which nothing may follow: an end, where the request has one."""
+        return int(self._ending_ids[0]) if len(self._ending_ids) else None
 
     def add_output(self, token_id: int) -> None:
         """Takes note of a sampled token."""
         if self._counts is not None:
             self._counts.add_output(token_id)
+        if self._words is not None:
+            self._words.add_output(token_id)
 
     def process(self, logits_V: NDArray[np.float32], num_outputs: int) -> NDArray[np.float32]:
         """The logits to choose from after `num_outputs` tokens; `logits_V` itself stays as it is.
 
-        In this order: logit_bias, min_tokens, repetition, frequency and presence penalty.
+        In this order: logit_bias, what may not follow (min_tokens, bad_words, allowed_token_ids),
+        repetition, frequency and presence penalty.
         """
         forbids_end = num_outputs < self.params.min_tokens and len(self._ending_ids) > 0
         if self._is_plain and not forbids_end:
@@ -67,6 +95,10 @@ class SamplingRule:
         processed_V[self._bias_ids] += self._bias
         if forbids_end:
             processed_V[self._ending_ids] = -np.inf
+        if self._words is not None:
+            processed_V[self._words.banned()] = -np.inf
+        if self._refused_ids is not None:
+            processed_V[self._refused_ids] = -np.inf
         if self._counts is not None:
             self._counts.penalise(
                 processed_V,

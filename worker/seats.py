@@ -17,6 +17,7 @@ class SeatTable:
     """`num_seats` rows; a free one has no blocks."""
 
     def __init__(self, num_seats: int, max_model_len: int, block_size: int) -> None:
+        self.num_seats = num_seats
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
         self.block_table_SB: NDArray[np.int64] = np.zeros((num_seats, self.max_blocks), np.int64)

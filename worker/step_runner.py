@@ -8,10 +8,12 @@ import time
 
 import torch
 
-from cearx.core.messages import ExecuteStep, RowOutput, StepResult
-from cearx.worker.batch_inputs import BatchInputsBuilder
+from cearx.core.events import StepPlan
+from cearx.core.messages import ExecuteStep, PromptLogprobs, RowOutput, StepResult
+from cearx.worker.batch_inputs import BatchInputs, BatchInputsBuilder
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.models.interface import LanguageModel
+from cearx.worker.prompt_logprobs import prompt_logprobs, wants_prompt_logprobs
 from cearx.worker.request_states import RequestStates
 from cearx.worker.sampler import Sampler
 
@@ -39,19 +41,27 @@ class StepRunner:
         start_ns = time.monotonic_ns()
         self._states.begin_step(step)
         rows: tuple[RowOutput, ...] = ()
+        told: tuple[PromptLogprobs, ...] = ()
         if step.plan.decodes or step.plan.chunks:
             batch = self._inputs.build(step.plan)
-            logits_RV = self._model.forward(
-                batch.input_ids_T,
-                batch.positions_T,
-                self._kv_cache,
-                batch.metadata,
-                batch.logits_indices_R,
-            )
+            logits_RV, told = self._forward(step.plan, batch)
             rows = self._sampler.sample(logits_RV, batch.sampled)
             self._states.finish_step(rows)
         return StepResult(
             step_id=step.plan.step_id,
             rows=rows,
             execute_us=(time.monotonic_ns() - start_ns) // 1000,
+            prompt_logprobs=told,
         )
+
+    def _forward(
+        self, plan: StepPlan, batch: BatchInputs
+    ) -> tuple[torch.Tensor, tuple[PromptLogprobs, ...]]:
+        """The logits of the rows that sample, and what the step tells of prompts."""
+        inputs = (batch.input_ids_T, batch.positions_T, self._kv_cache, batch.metadata)
+        if not any(wants_prompt_logprobs(self._states[c.request_id]) for c in plan.chunks):
+            return self._model.forward(*inputs, batch.logits_indices_R), ()
+        x_TE = self._model.hidden_states(*inputs)
+        max_rows = self._states.seats.num_seats
+        told = prompt_logprobs(plan, self._states, x_TE, self._model.logits, max_rows)
+        return self._model.logits(x_TE[batch.logits_indices_R]), told

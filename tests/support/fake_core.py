@@ -10,6 +10,7 @@ import msgspec
 import zmq
 
 from cearx.core.child import endpoint
+from cearx.core.engine import prompt_output
 from cearx.core.events import CancelReason, FinishReason
 from cearx.core.identifiers import RequestKey
 from cearx.core.link import Channel, configure
@@ -46,6 +47,9 @@ class Reply(msgspec.Struct, kw_only=True):
 
 class _Running(msgspec.Struct, kw_only=True):
     reply: Reply
+    prompt_logprobs: list[TokenLogprobs] = []
+    """Told in two parts: the first half alone, the rest with the first token."""
+    has_told_half: bool = False
     position: int = 0
     num_outputs: int = 0
 
@@ -61,6 +65,17 @@ def logprob_of(position: int, token_id: int) -> TokenLogprobs:
     """Different at every position; the sampled token is the second most likely one."""
     logprob = -(position + 1) / 8
     return TokenLogprobs(logprob=logprob, rank=2, top=((255, -0.125), (token_id, logprob)))
+
+
+def prompt_logprobs_of(submit: Submit) -> list[TokenLogprobs]:
+    """What the engine tells of a prompt that asks for it: told apart by position and token."""
+    if submit.sampling.num_prompt_logprobs is None:
+        return []
+    top = tuple((i, -1.0 - i) for i in range(submit.sampling.num_prompt_logprobs))
+    return [
+        TokenLogprobs(logprob=-(token_id + index / 1000), rank=100 + index, top=top)
+        for index, token_id in enumerate(unpack_tokens(submit.token_ids))
+    ][1:]
 
 
 class FakeCore:
@@ -145,7 +160,9 @@ class FakeCore:
             if isinstance(reply, Refused):
                 self._send(msgspec.structs.replace(reply, request_key=message.request_key))
             else:
-                self._running[message.request_key] = _Running(reply=reply)
+                self._running[message.request_key] = _Running(
+                    reply=reply, prompt_logprobs=prompt_logprobs_of(message)
+                )
                 self.most_running = max(self.most_running, len(self._running))
         elif isinstance(message, Cancel):
             self.cancels.append((message.request_key, message.reason))
@@ -173,6 +190,14 @@ class FakeCore:
         self._send(StepOutputs(outputs=tuple(outputs)))
 
     def _advance(self, key: RequestKey, running: _Running) -> Output:
+        if len(running.prompt_logprobs) > 1 and not running.has_told_half:
+            running.has_told_half = True
+            half = len(running.prompt_logprobs) // 2
+            told, running.prompt_logprobs = (
+                running.prompt_logprobs[:half],
+                running.prompt_logprobs[half:],
+            )
+            return prompt_output(key, tuple(told))
         reply = running.reply
         splits = reply.splits or [1]
         start = running.position
@@ -188,4 +213,5 @@ class FakeCore:
             finish_reason=reply.finish_reason if is_last else None,
             stop_token_id=reply.stop_token_id if is_last else None,
             num_cached_tokens=reply.num_cached_tokens if is_first else None,
+            prompt_logprobs=tuple(running.prompt_logprobs) if is_first else (),
         )

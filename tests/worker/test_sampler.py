@@ -29,7 +29,7 @@ NEAR = 1e-9
 def reference_logits(
     logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], outputs: Sequence[int]
 ) -> list[float]:
-    """Bias, then min_tokens, then repetition, frequency and presence penalty."""
+    """Bias, then what may not follow, then repetition, frequency and presence penalty."""
     values = [float(x) for x in logits]
     for token_id, bias in params.logit_bias:
         values[token_id] += bias
@@ -38,6 +38,12 @@ def reference_logits(
             if token_id < len(values):
                 values[token_id] = -math.inf
     for token_id in range(len(values)):
+        ends_word = any(
+            [*outputs, token_id][-len(word) :] == list(word) for word in params.bad_words
+        )
+        allowed = params.allowed_token_ids
+        if ends_word or (allowed is not None and token_id not in allowed):
+            values[token_id] = -math.inf
         if token_id in prompt or token_id in outputs:
             if values[token_id] > 0:
                 values[token_id] /= params.repetition_penalty
@@ -139,6 +145,12 @@ def cases(draw_value: st.DrawFn) -> tuple[Any, ...]:
                 lambda d: tuple(d.items())
             )
         ),
+        bad_words=draw_value(
+            st.lists(st.lists(ids, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple)
+        ),
+        allowed_token_ids=draw_value(
+            st.none() | st.lists(ids, min_size=1, max_size=30, unique=True).map(tuple)
+        ),
     )
     return (
         logits,
@@ -151,18 +163,31 @@ def cases(draw_value: st.DrawFn) -> tuple[Any, ...]:
 @settings(max_examples=600, deadline=None)
 @given(cases())
 def test_token_equals_the_reference(case: tuple[Any, ...]) -> None:
-    """Any mix of parameters picks the reference's token, or fails where no token is left."""
+    """Any mix of parameters picks the reference's token.
+
+    Where no token is left it is the first that ends the request, and the row fails without one.
+    """
     logits, params, prompt, outputs = case
     row = sample_one(logits, params, prompt, outputs)
     if max(reference_logits(logits, params, prompt, outputs)) == -math.inf:
-        assert row.token_id is None and row.error is not None
+        ends = params.eos_token_ids + params.stop_token_ids
+        assert row.token_id == min(ends, default=None)
+        assert (row.error is None) == bool(ends)
         return
     expected = reference_token(logits, params, prompt, outputs)
     if expected is not None:
         assert (row.token_id, row.error) == (expected, None)
 
 
-CHAIN = ["uniform", "penalties", "token_filter", "sampling_rule", "logprobs", "sampler"]
+CHAIN = [
+    "uniform",
+    "banned_words",
+    "penalties",
+    "token_filter",
+    "sampling_rule",
+    "logprobs",
+    "sampler",
+]
 
 FAULTS = [
     ("sampling_rule", "TokenCounts(prompt) if", "TokenCounts(()) if"),

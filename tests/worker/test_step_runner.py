@@ -33,6 +33,7 @@ from cearx.core.messages import (
     NewRequest,
     SamplingParams,
     Submit,
+    TokenLogprobs,
     pack_tokens,
 )
 from cearx.worker.attention import AttentionMetadata
@@ -60,20 +61,21 @@ def history_logits(history: Sequence[int]) -> np.ndarray:
 class HistoryModel:
     """Keeps token ids in place of keys and values; an unwritten slot holds -1."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_rows: int = 16) -> None:
         self.block_size = block_size
+        self.max_rows = max_rows
+        """Most rows of logits that may exist at a time."""
         self.slots = np.full((num_blocks * block_size, 2), -1)
         self.num_steps = 0
 
-    def forward(
+    def hidden_states(
         self,
         input_ids_T: torch.Tensor,
         positions_T: torch.Tensor,
         kv_cache: Any,
         metadata: AttentionMetadata,
-        logits_indices_R: torch.Tensor,
     ) -> torch.Tensor:
-        """Checks the contract of each input, then hashes what the block tables lead to."""
+        """Checks the contract of each input; a token's "state" is the history behind it [T, V]."""
         self.num_steps += 1
         starts, lengths = metadata.cu_seqlens_q.tolist(), metadata.seq_lens.tolist()
         for tensor in (input_ids_T, positions_T, metadata.slot_mapping, metadata.cu_seqlens_q):
@@ -83,19 +85,39 @@ class HistoryModel:
         assert len(set(slots.tolist())) == len(slots)
         self.slots[slots, 0] = input_ids_T.numpy()
         self.slots[slots, 1] = positions_T.numpy()
-        logits = []
-        for index in logits_indices_R.tolist():
-            row = next(r for r in range(len(lengths)) if starts[r] <= index < starts[r + 1])
-            assert index == starts[row + 1] - 1
+        states = []
+        for row, length in enumerate(lengths):
             assert row >= metadata.num_decodes or starts[row] == row
             table = metadata.block_tables[row].tolist()
             where = [
                 table[p // self.block_size] * self.block_size + p % self.block_size
-                for p in range(lengths[row])
+                for p in range(length)
             ]
-            assert self.slots[where, 1].tolist() == list(range(lengths[row]))
-            logits.append(history_logits(self.slots[where, 0].tolist()))
-        return torch.from_numpy(np.array(logits, np.float32).reshape(-1, VOCAB_SIZE))
+            assert self.slots[where, 1].tolist() == list(range(length))
+            history = self.slots[where, 0].tolist()
+            num_new = starts[row + 1] - starts[row]
+            states += [history_logits(history[: length - n]) for n in reversed(range(num_new))]
+        return torch.from_numpy(np.array(states, np.float32).reshape(-1, VOCAB_SIZE))
+
+    def logits(self, x_RE: torch.Tensor) -> torch.Tensor:
+        """The "states" are logits already."""
+        assert len(x_RE) <= self.max_rows
+        return x_RE.clone()
+
+    def forward(
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        kv_cache: Any,
+        metadata: AttentionMetadata,
+        logits_indices_R: torch.Tensor,
+    ) -> torch.Tensor:
+        """The logits of the last token of each row that samples."""
+        states_TV = self.hidden_states(input_ids_T, positions_T, kv_cache, metadata)
+        assert set(logits_indices_R.tolist()) <= {
+            end - 1 for end in metadata.cu_seqlens_q[1:].tolist()
+        }
+        return self.logits(states_TV[logits_indices_R])
 
 
 def expected_tokens(prompt: Sequence[int], params: SamplingParams, count: int) -> list[int]:
@@ -110,6 +132,27 @@ def expected_tokens(prompt: Sequence[int], params: SamplingParams, count: int) -
         request.add_output(token_id)
         tokens.append(token_id)
     return tokens
+
+
+def expected_prompt_logprobs(prompt: Sequence[int], params: SamplingParams) -> list[TokenLogprobs]:
+    """Of each token of a prompt but the first, given those before it, by sorting."""
+    if params.num_prompt_logprobs is None:
+        return []
+    told = []
+    for index in range(1, len(prompt)):
+        logits = torch.from_numpy(history_logits(prompt[:index]))
+        logprobs = (logits.double() - torch.logsumexp(logits.double(), 0)).tolist()
+        order = sorted(range(VOCAB_SIZE), key=lambda i: (-logprobs[i], i))
+        told.append(
+            TokenLogprobs(
+                logprob=pytest.approx(logprobs[prompt[index]]),
+                rank=1 + order.index(prompt[index]),
+                top=tuple(
+                    (i, pytest.approx(logprobs[i])) for i in order[: params.num_prompt_logprobs]
+                ),
+            )
+        )
+    return told
 
 
 class Serving:
@@ -137,7 +180,7 @@ class Serving:
         self.engine = Engine(self.config, SECRET, NullLog())
         seats = SeatTable(max_num_seqs, MAX_MODEL_LEN, block_size)
         self.states = RequestStates(seats, VOCAB_SIZE)
-        self.model = HistoryModel(num_blocks, block_size)
+        self.model = HistoryModel(num_blocks, block_size, max_num_seqs)
         self.runner = StepRunner(
             self.model,
             None,  # type: ignore[arg-type]
@@ -146,6 +189,7 @@ class Serving:
             Sampler(VOCAB_SIZE),
         )
         self.tokens: dict[int, list[int]] = {}
+        self.told: dict[int, list[TokenLogprobs]] = {}
         self.reasons: dict[int, FinishReason] = {}
         self.num_preemptions = 0
         self.num_cached = 0
@@ -154,8 +198,10 @@ class Serving:
     def submit(self, key: int, prompt: Sequence[int], count: int, params: SamplingParams) -> None:
         """A request as a frontend sends it; one that is refused must not be in a test."""
         packed, root = pack_tokens(list(prompt)), root_hash(SECRET, None)
+        if params.num_prompt_logprobs is not None:  # a prompt that nobody shares
+            root = root_hash(SECRET, f"request {key}")
         hashes = prompt_hashes(SECRET, root, packed, self.config.block_size)
-        self.tokens[key] = []
+        self.tokens[key], self.told[key] = [], []
         refused = self.engine.submit(
             0,
             Submit(
@@ -186,6 +232,7 @@ class Serving:
         for outputs in self.engine.finish_step(result, 0).values():
             for output in outputs:
                 self.tokens[output.request_key].extend(output.token_ids)
+                self.told[output.request_key].extend(output.prompt_logprobs)
                 if output.finish_reason is not None:
                     self.reasons[output.request_key] = output.finish_reason
 
@@ -205,6 +252,8 @@ RULES = [
     SamplingParams(seed=3, top_p=0.9, top_k=30, frequency_penalty=0.5),
     SamplingParams(temperature=0, repetition_penalty=1.5, presence_penalty=0.25),
     SamplingParams(seed=9, min_p=0.1, num_logprobs=2, repetition_penalty=1.2),
+    SamplingParams(seed=5, num_prompt_logprobs=3, bad_words=((4,), (7, 9), (30, 31, 32))),
+    SamplingParams(temperature=0, num_prompt_logprobs=0, allowed_token_ids=(1, 5, 80, 96)),
 ]
 
 
@@ -231,16 +280,18 @@ def prompts(count: int, rng: np.random.Generator) -> Iterator[list[int]]:
 def test_tokens_do_not_depend_on_batch_chunks_cache_or_preemption(
     num_blocks: int, block_size: int, budget: int, max_num_seqs: int, caching: bool, depth: int
 ) -> None:
-    """24 requests with five rules each get the tokens that they get alone, in both modes."""
+    """24 requests with different rules each get the tokens that they get alone, in both modes."""
     serving = Serving(num_blocks, block_size, budget, max_num_seqs, caching, depth)
     rng = np.random.default_rng(1)
-    wanted = {}
+    wanted, told = {}, {}
     for key, prompt in enumerate(prompts(24, rng)):
         params, count = RULES[key % len(RULES)], int(rng.integers(1, 22))
         serving.submit(key, prompt, count, params)
         wanted[key] = expected_tokens(prompt, params, count)
+        told[key] = expected_prompt_logprobs(prompt, params)
     serving.run()
     assert serving.tokens == wanted
+    assert serving.told == told
     assert (serving.num_preemptions > 0) == (num_blocks == 22)
     assert caching == (serving.num_cached > 0)
 

@@ -3,7 +3,7 @@
 Owns the protocol and nothing else. A model is found by architecture name (`registry.py`),
 constructed empty, filled by the loader through its weight slots, then called once a step.
 
-T tokens of the step, R sampled rows, V vocabulary.
+T tokens of the step, E hidden size, R rows with logits, V vocabulary.
 """
 
 from collections.abc import Mapping
@@ -33,6 +33,26 @@ class LanguageModel(Protocol):
         """By checkpoint name (Hugging Face's); every slot must be filled before `forward`."""
         ...
 
+    def hidden_states(
+        self,
+        input_ids_T: Tensor,
+        positions_T: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Computes one step and returns the last layer's output [T, E].
+
+        Tokens of all rows are concatenated as `metadata` says: decodes (one token each) first, then
+        prefill chunks, each with any start whose earlier tokens are in the KV cache already.
+        `input_ids_T` and `positions_T` (position within the request, from 0) are int64. Writes the
+        KV of every token to `metadata.slot_mapping`.
+        """
+        ...
+
+    def logits(self, x_RE: Tensor) -> Tensor:
+        """Logits [R, V] in float32 of rows of `hidden_states`; they may be changed in place."""
+        ...
+
     def forward(
         self,
         input_ids_T: Tensor,
@@ -41,12 +61,8 @@ class LanguageModel(Protocol):
         metadata: AttentionMetadata,
         logits_indices_R: Tensor,
     ) -> Tensor:
-        """Computes one step and returns logits [R, V] in float32.
+        """`logits` of the rows `logits_indices_R` (int64) of `hidden_states`.
 
-        Tokens of all rows are concatenated as `metadata` says: decodes (one token each) first, then
-        prefill chunks, each with any start whose earlier tokens are in the KV cache already.
-        `input_ids_T`, `positions_T` (position within the request, from 0) and `logits_indices_R`
-        (which tokens need logits, usually the last of each sampling row) are int64. Writes the KV
-        of every token to `metadata.slot_mapping`. The result may be changed in place.
+        These are the tokens whose logits are needed, usually the last of each sampling row.
         """
         ...

@@ -119,6 +119,26 @@ class LlamaForCausalLM:
             slots |= map_slots(self, HEAD_WEIGHTS, "")
         return slots
 
+    def hidden_states(
+        self,
+        input_ids_T: Tensor,
+        positions_T: Tensor,
+        kv_cache: KVCache,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """The residual stream behind the last layer [T, E]; see `LanguageModel`."""
+        token_bytes = kv_cache.layers_SHD[0][0].nbytes
+        plan = plan_attention(metadata, kv_cache.block_size, token_bytes, self.dtype)
+        step = StepTables(*self.rotary.tables(positions_T), plan)
+        x_TE = self.embedding.forward(input_ids_T)
+        for layer, kv_SHD in zip(self.layers, kv_cache.layers_SHD, strict=True):
+            layer.forward(x_TE, kv_SHD, step)
+        return x_TE
+
+    def logits(self, x_RE: Tensor) -> Tensor:
+        """Logits [R, V] in float32."""
+        return self.head.forward(self.norm.forward(x_RE))
+
     def forward(
         self,
         input_ids_T: Tensor,
@@ -128,10 +148,5 @@ class LlamaForCausalLM:
         logits_indices_R: Tensor,
     ) -> Tensor:
         """One step, as `LanguageModel.forward` says; returns logits [R, V] in float32."""
-        token_bytes = kv_cache.layers_SHD[0][0].nbytes
-        plan = plan_attention(metadata, kv_cache.block_size, token_bytes, self.dtype)
-        step = StepTables(*self.rotary.tables(positions_T), plan)
-        x_TE = self.embedding.forward(input_ids_T)
-        for layer, kv_SHD in zip(self.layers, kv_cache.layers_SHD, strict=True):
-            layer.forward(x_TE, kv_SHD, step)
-        return self.head.forward(self.norm.forward(x_TE[logits_indices_R]))
+        x_TE = self.hidden_states(input_ids_T, positions_T, kv_cache, metadata)
+        return self.logits(x_TE[logits_indices_R])
