@@ -98,12 +98,11 @@ class GGUFFile:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise GGUFError(f"{self.path} has no tensor {name!r}")
-        raw = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
-        if tensor.kind == GGMLQuantizationType.F32:
-            return raw.view("<f4").reshape(tensor.shape)
         # Blocks do not depend on each other, so rows play no part: one long row a chunk is fastest.
-        block_values, block_bytes = GGML_QUANT_SIZES[tensor.kind]
-        blocks = raw.reshape(-1, block_bytes)
+        blocks = self.blocks(name)
+        if tensor.kind == GGMLQuantizationType.F32:
+            return blocks.view("<f4").reshape(tensor.shape)
+        block_values = GGML_QUANT_SIZES[tensor.kind][0]
         out = np.empty((len(blocks), block_values), np.float32)
         stride = max(1, CHUNK_VALUES // block_values)
         for start in range(0, len(blocks), stride):
@@ -116,6 +115,12 @@ class GGUFFile:
                 ) from error
             out[start : start + stride] = values.reshape(-1, block_values)
         return out.reshape(tensor.shape)
+
+    def blocks(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor that the file has, [blocks, bytes of a block], as a view."""
+        tensor = self.tensors[name]
+        raw = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
+        return raw.reshape(-1, GGML_QUANT_SIZES[tensor.kind][1])
 
 
 class _Damage(Exception):

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from cearx.core.gguf_file import GGUFError, GGUFFile
+from cearx.worker.block_quantised import BlockQuantised
+from cearx.worker.gguf_blocks import DECODERS
 from cearx.worker.model_config import (
     DivisorScaling,
     LinearScaling,
@@ -177,7 +179,7 @@ def _rope_scaling(keys: _Keys, head_dim: int, context_length: int) -> RopeScalin
 
 
 class GGUFWeights:
-    """A `WeightSource`: the weights of a GGUF file as float32 tensors, by Hugging Face name."""
+    """A `QuantisedSource`: the weights of a GGUF file by Hugging Face name."""
 
     def __init__(self, file: GGUFFile) -> None:
         """Raises UnsupportedModel when the file holds a tensor that no model here has."""
@@ -193,29 +195,40 @@ class GGUFWeights:
         tensor_name = self._tensors[name]
         array = self._file.array(tensor_name)
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-        if self._config.architecture != "LlamaForCausalLM":
-            return tensor
-        if ".attn_q." in tensor_name:
-            return self._halves(tensor, tensor_name, self._config.num_heads)
-        if ".attn_k." in tensor_name:
-            return self._halves(tensor, tensor_name, self._config.num_kv_heads)
-        return tensor
+        order = self._row_order(tensor_name)
+        return tensor if order is None else tensor[order]
 
-    def _halves(self, tensor: Tensor, name: str, num_heads: int) -> Tensor:
+    def get_quantised(self, name: str) -> BlockQuantised | None:
+        """The tensor's own codes and scales, of the kinds in DECODERS; raises as `get` does."""
+        tensor_name = self._tensors[name]
+        tensor = self._file.tensors[tensor_name]
+        decode = DECODERS.get(tensor.kind)
+        if decode is None or len(tensor.shape) != 2:
+            return None
+        blocks = decode(self._file.blocks(tensor_name), tensor.shape)
+        order = self._row_order(tensor_name)
+        return blocks if order is None else blocks.rows(order.numpy())
+
+    def _row_order(self, name: str) -> Tensor | None:
         """Puts the rows of each head from pairs (x0 y0 x1 y1 ..) to halves (x0 x1 .. y0 y1 ..).
 
         Both are the same rotation: pairs is how the llama converter stores it, halves is how the
-        models here compute it.
+        models here compute it. None where rows stay as they are.
         """
-        head_dim = self._config.head_dim
-        if tensor.shape[0] != num_heads * head_dim:
+        if self._config.architecture != "LlamaForCausalLM":
+            return None
+        num_heads = {"attn_q": self._config.num_heads, "attn_k": self._config.num_kv_heads}.get(
+            name.split(".")[-2]
+        )
+        if num_heads is None:
+            return None
+        num_rows = num_heads * self._config.head_dim
+        found = self._file.tensors[name].shape[0]
+        if found != num_rows:
             raise GGUFError(
-                f"{self._file.path}: tensor {name!r} must have {num_heads * head_dim} rows, "
-                f"got {tensor.shape[0]}"
+                f"{self._file.path}: tensor {name!r} must have {num_rows} rows, got {found}"
             )
-        rest = tensor.shape[1:]
-        pairs = tensor.view(num_heads, head_dim // 2, 2, *rest)
-        return pairs.transpose(1, 2).reshape(tensor.shape)
+        return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
 
 
 def _hf_name(name: str) -> str:

@@ -1,18 +1,22 @@
 """Linear layers that are split over ranks: by output features, by input features, by vocabulary.
 
 Owns each layer's share of the weights and where partial results meet (`tensor_parallel.py`). Shares
-are cut when a checkpoint's tensors are filled in. Models build these; `packed_weight.py` computes.
+are cut when a checkpoint's tensors are filled in. Models build these; the weights compute:
+`panel_weight.py` in float32, `packed_weight.py` in other types.
 
 T tokens, K input features, N output features of this rank, V vocabulary of this rank.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding
 
-from cearx.worker.packed_weight import PackedWeight, tiles
+from cearx.worker.block_quantised import BlockQuantised
+from cearx.worker.packed_weight import PackedWeight
+from cearx.worker.panel_weight import PanelWeight
 from cearx.worker.tensor_parallel import TensorParallel, shard_size
 from cearx.worker.weights import WeightSlot
 
@@ -40,10 +44,8 @@ class ColumnParallelLinear:
         self.tp = tp
         self.sizes = {name: _share(name, size, unit, tp) for name, size, unit in parts}
         total = sum(self.sizes.values())
-        self.weight = PackedWeight(total, in_features, dtype, halves=self.is_gated)
+        self.weight = _new_weight(total, in_features, dtype, halves=self.is_gated)
         self.has_bias = bias
-        if bias:
-            self.weight.allocate_bias()
 
     def slots(self) -> dict[str, WeightSlot]:
         slots: dict[str, WeightSlot] = {}
@@ -54,7 +56,9 @@ class ColumnParallelLinear:
             first = self.tp.rank // holders * rows
             share = slice(first, first + rows)
             slots[f"{name}.weight"] = WeightSlot(
-                (size, self.in_features), partial(self._fill_rows, first_row, share)
+                (size, self.in_features),
+                partial(self._fill_rows, first_row, share),
+                _quantised_fill(self.weight, first_row, share),
             )
             if self.has_bias:
                 slots[f"{name}.bias"] = WeightSlot(
@@ -91,16 +95,7 @@ class GatedLinear(ColumnParallelLinear):
         )
 
     def forward(self, x_TK: Tensor) -> Tensor:
-        num_rows = x_TK.shape[0]
-        if num_rows == 1:
-            gate_B1W, up_B1W = self.weight.product_BTW(x_TK).chunk(2)
-            return silu(gate_B1W, inplace=True).mul_(up_B1W).view(1, -1)
-        out_TN = x_TK.new_empty(num_rows, self.sizes["gate"])
-        for tile in tiles(num_rows):
-            gate_BTW, up_BTW = self.weight.product_BTW(x_TK[tile]).chunk(2)
-            out_BTW = self.weight.as_blocks(out_TN[tile])
-            torch.mul(silu(gate_BTW, inplace=True), up_BTW, out=out_BTW)
-        return out_TN
+        return self.weight.gated_product(x_TK)
 
 
 class RowParallelLinear:
@@ -120,12 +115,12 @@ class RowParallelLinear:
         self.tp = tp
         self.has_bias = bias
         self.in_share = shard_size(in_features // unit, tp, "input heads or features") * unit
-        self.weight = PackedWeight(out_features, self.in_share, dtype)
-        if bias and tp.rank == 0:  # the sum over ranks must hold it once
-            self.weight.allocate_bias()
+        self.weight = _new_weight(out_features, self.in_share, dtype)
 
     def slots(self) -> dict[str, WeightSlot]:
-        slots = {"weight": WeightSlot(self.shape, self._fill_columns)}
+        # Columns are not cut out of quantised blocks: several ranks hold them as floats.
+        quantised = _quantised_fill(self.weight, 0, slice(None)) if self.tp.size == 1 else None
+        slots = {"weight": WeightSlot(self.shape, self._fill_columns, quantised)}
         if self.has_bias:
             slots["bias"] = WeightSlot(self.shape[:1], self._fill_bias)
         return slots
@@ -135,7 +130,7 @@ class RowParallelLinear:
         self.weight.store_rows(0, weight_NK[:, first : first + self.in_share])
 
     def _fill_bias(self, bias_N: Tensor) -> None:
-        if self.tp.rank == 0:
+        if self.tp.rank == 0:  # the sum over ranks must hold it once
             self.weight.store_bias(0, bias_N)
 
     def add_to(self, x_TK: Tensor, residual_TN: Tensor) -> None:
@@ -156,10 +151,11 @@ class VocabParallelHead:
         self.hidden_size = hidden_size
         self.tp = tp
         self.share = -(-vocab_size // tp.size)
-        self.weight = PackedWeight(self.share, hidden_size, dtype)
+        self.weight = _new_weight(self.share, hidden_size, dtype)
 
     def slots(self) -> dict[str, WeightSlot]:
-        return {"weight": WeightSlot((self.vocab_size, self.hidden_size), self._fill)}
+        quantised = _quantised_fill(self.weight, 0, slice(None)) if self.tp.size == 1 else None
+        return {"weight": WeightSlot((self.vocab_size, self.hidden_size), self._fill, quantised)}
 
     def _fill(self, weight_VK: Tensor) -> None:
         self.weight.store_rows(0, vocabulary_share(weight_VK, self.share, self.tp))
@@ -218,6 +214,23 @@ def vocabulary_share(weight_VK: Tensor, share: int, tp: TensorParallel) -> Tenso
         return rows_VK
     padding = rows_VK.new_zeros(share - rows_VK.shape[0], rows_VK.shape[1])
     return torch.cat((rows_VK, padding))
+
+
+def _new_weight(
+    out_features: int, in_features: int, dtype: torch.dtype, *, halves: bool = False
+) -> PanelWeight | PackedWeight:
+    if dtype == torch.float32:
+        return PanelWeight(out_features, in_features)
+    return PackedWeight(out_features, in_features, dtype, halves=halves)
+
+
+def _quantised_fill(
+    weight: PanelWeight | PackedWeight, first_row: int, share: slice
+) -> Callable[[BlockQuantised], None] | None:
+    """Keeps `share` of a matrix of quantised blocks from `first_row` on, if the weight can."""
+    if not isinstance(weight, PanelWeight):
+        return None
+    return lambda blocks: weight.store_quantised(first_row, blocks.rows(share))
 
 
 def _share(name: str, size: int, unit: int, tp: TensorParallel) -> int:

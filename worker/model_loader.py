@@ -69,13 +69,17 @@ def load_model(
     else:
         source = SafetensorsFolder(files.path)
     tied = model_config.tie_word_embeddings
-    fill_slots(
+    quantised = fill_slots(
         slots,
         source,
         ignored=lambda name: name.endswith(IGNORED_SUFFIX) or (tied and name == TIED_HEAD),
         on_progress=on_progress,
     )
-    return LoadedModel(model, model_config, dtype, _weight_bytes(slots, dtype))
+    floats = [
+        torch.Size(slot.shape).numel() for name, slot in slots.items() if name not in quantised
+    ]
+    weight_bytes = sum(floats) * dtype.itemsize + sum(quantised.values())
+    return LoadedModel(model, model_config, dtype, weight_bytes)
 
 
 def _check_format(path: Path, load_format: str) -> None:
@@ -97,7 +101,3 @@ def _describe(path: Path, gguf: GGUFFile | None) -> tuple[ModelConfig, type[Lang
         return from_hf_config(raw, model_type.family), model_type
     except (OSError, ValueError) as error:
         raise StartupError(f"{config_path}: {error}") from error
-
-
-def _weight_bytes(slots: Mapping[str, WeightSlot], dtype: torch.dtype) -> int:
-    return sum(torch.Size(slot.shape).numel() for slot in slots.values()) * dtype.itemsize

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 MAX_BLOCK_WIDTH = 512
 MIN_BLOCK_WIDTH = 64
@@ -35,10 +36,6 @@ class PackedWeight:
         self.blocks_BKW = torch.empty(num_blocks, in_features, self.width, dtype=dtype)
         self.bias_B1W: Tensor | None = None
 
-    def allocate_bias(self) -> None:
-        num_blocks, _, width = self.blocks_BKW.shape
-        self.bias_B1W = torch.empty(num_blocks, 1, width, dtype=self.blocks_BKW.dtype)
-
     def store_rows(self, first_row: int, rows_NK: Tensor) -> None:
         """Writes rows [first_row, first_row + N) of the weight as checkpoints hold it, [N, K]."""
         end_row = first_row + rows_NK.shape[0]
@@ -49,7 +46,9 @@ class PackedWeight:
             self.blocks_BKW[block, :, low - start : high - start].copy_(columns_KN)
 
     def store_bias(self, first_row: int, bias_N: Tensor) -> None:
-        assert self.bias_B1W is not None, "this weight has no bias"
+        if self.bias_B1W is None:
+            num_blocks, _, width = self.blocks_BKW.shape
+            self.bias_B1W = self.blocks_BKW.new_zeros(num_blocks, 1, width)
         self.bias_B1W.view(-1)[first_row : first_row + bias_N.shape[0]].copy_(bias_N)
 
     def columns(self, index_T: Tensor) -> Tensor:
@@ -84,6 +83,19 @@ class PackedWeight:
             return
         for tile in tiles(x_TK.shape[0]):
             self.as_blocks(out_TN[tile]).add_(self.product_BTW(x_TK[tile]))
+
+    def gated_product(self, x_TK: Tensor) -> Tensor:
+        """`silu(first half of product(x)) * second half`, block by block; made with `halves`."""
+        num_rows = x_TK.shape[0]
+        if num_rows == 1:
+            gate_B1W, up_B1W = self.product_BTW(x_TK).chunk(2)
+            return silu(gate_B1W, inplace=True).mul_(up_B1W).view(1, -1)
+        num_blocks = self.blocks_BKW.shape[0]
+        out_TN = x_TK.new_empty(num_rows, num_blocks // 2 * self.width)
+        for tile in tiles(num_rows):
+            gate_BTW, up_BTW = self.product_BTW(x_TK[tile]).chunk(2)
+            torch.mul(silu(gate_BTW, inplace=True), up_BTW, out=self.as_blocks(out_TN[tile]))
+        return out_TN
 
     def as_blocks(self, out_TN: Tensor) -> Tensor:
         """A view [B, T, W] of a contiguous [T, N]."""

@@ -6,13 +6,14 @@ Owns the two ends, `WeightSource` (names and tensors of a checkpoint, whatever i
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 from zlib import crc32
 
 import torch
 from torch import Tensor
 
 from cearx.core.child import StartupError
+from cearx.worker.block_quantised import BlockQuantised
 
 MAX_LISTED = 8
 """Names that an error lists before it only counts."""
@@ -23,12 +24,23 @@ class WeightMismatch(StartupError):
 
 
 class WeightSource(Protocol):
+    """A checkpoint."""
+
     def names(self) -> Iterable[str]:
         """Names of all tensors, as Hugging Face names them (`model.layers.0...`)."""
         ...
 
     def get(self, name: str) -> Tensor:
         """The whole tensor, in any float type."""
+        ...
+
+
+@runtime_checkable
+class QuantisedSource(WeightSource, Protocol):
+    """A checkpoint that may hold matrices as quantised blocks."""
+
+    def get_quantised(self, name: str) -> BlockQuantised | None:
+        """The whole tensor; None when it must be taken as floats."""
         ...
 
 
@@ -40,6 +52,8 @@ class WeightSlot:
     """Shape of the whole tensor, as it stands in the checkpoint."""
     fill: Callable[[Tensor], None]
     """Takes the whole tensor in any float type and keeps this rank's share of it."""
+    fill_quantised: Callable[[BlockQuantised], None] | None = None
+    """As `fill`, for places that can keep quantised blocks."""
 
 
 def fill_slots(
@@ -47,8 +61,8 @@ def fill_slots(
     source: WeightSource,
     ignored: Callable[[str], bool],
     on_progress: Callable[[int, int], None],
-) -> None:
-    """Fills every slot from the source, name by name.
+) -> dict[str, int]:
+    """Fills every slot from the source, name by name; returns the bytes of those kept quantised.
 
     `ignored` says which further names may stand in the checkpoint; `on_progress` gets tensors done
     and tensors in all. Raises WeightMismatch with all missing, unexpected and misshapen tensors.
@@ -59,10 +73,17 @@ def fill_slots(
     wrong += [f"unexpected: {name} {list(source.get(name).shape)}" for name in unexpected]
     if wrong:
         raise _mismatch(wrong)
+    num_bytes: dict[str, int] = {}
+    quantised = source if isinstance(source, QuantisedSource) else None
     for index, (name, slot) in enumerate(slots.items()):
-        tensor = source.get(name)
+        blocks = quantised.get_quantised(name) if quantised and slot.fill_quantised else None
+        tensor = source.get(name) if blocks is None else blocks
         if tuple(tensor.shape) != slot.shape:
             wrong.append(f"shape of {name}: file {list(tensor.shape)}, model {list(slot.shape)}")
+        elif isinstance(tensor, BlockQuantised):
+            assert slot.fill_quantised is not None
+            slot.fill_quantised(tensor)
+            num_bytes[name] = tensor.num_bytes
         elif not tensor.dtype.is_floating_point:
             wrong.append(f"type of {name}: {tensor.dtype} is not a float type")
         else:
@@ -70,6 +91,7 @@ def fill_slots(
         on_progress(index + 1, len(slots))
     if wrong:
         raise _mismatch(wrong)
+    return num_bytes
 
 
 def _mismatch(wrong: list[str]) -> WeightMismatch:

@@ -5,6 +5,7 @@ weights are large, norms and biases are perturbed and embeddings have a realisti
 a dropped norm or a lost key moves the logits by far more than rounding does.
 """
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -79,9 +80,13 @@ def tiny_model(
 
 @torch.no_grad()
 def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
-    """Logits [T, V] of one whole sequence, computed without a cache."""
-    logits: torch.Tensor = model(torch.tensor([token_ids]), use_cache=False).logits[0]
-    return logits
+    """Logits [T, V] of one whole sequence, computed without a cache.
+
+    A float32 model computes in float64: its own rounding is as large as that of the tested one.
+    """
+    exact = deepcopy(model).double() if model.dtype == torch.float32 else model
+    logits: torch.Tensor = exact(torch.tensor([token_ids]), use_cache=False).logits[0]
+    return logits.to(model.dtype)
 
 
 def save_tiny(model: PreTrainedModel, folder: Path, *, max_shard_size: str = "1GB") -> Path:

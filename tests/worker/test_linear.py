@@ -18,6 +18,7 @@ from cearx.worker.linear import (
     VocabParallelHead,
 )
 from cearx.worker.packed_weight import TILE_ROWS, PackedWeight
+from cearx.worker.panel_weight import PanelWeight
 from cearx.worker.tensor_parallel import SingleRank
 from cearx.worker.weights import WeightSlot
 
@@ -69,6 +70,14 @@ def fill(slots: dict[str, WeightSlot], **tensors: Tensor) -> None:
         slots[name].fill(tensor)
 
 
+def new_weight(
+    kind: type[PackedWeight] | type[PanelWeight], out_features: int, in_features: int
+) -> PackedWeight | PanelWeight:
+    if kind is PanelWeight:
+        return PanelWeight(out_features, in_features)
+    return PackedWeight(out_features, in_features, FLOAT)
+
+
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 16, TILE_ROWS, TILE_ROWS + 1])
 @pytest.mark.parametrize(
     ("out_features", "parts", "in_features"),
@@ -82,20 +91,25 @@ def fill(slots: dict[str, WeightSlot], **tensors: Tensor) -> None:
     ],
 )
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("weight_type", [PackedWeight, PanelWeight])
 def test_packed_product(
-    num_rows: int, out_features: int, parts: list[int], in_features: int, bias: bool
+    num_rows: int,
+    out_features: int,
+    parts: list[int],
+    in_features: int,
+    bias: bool,
+    weight_type: type[PackedWeight] | type[PanelWeight],
 ) -> None:
-    """Every way to multiply equals torch's linear in float64, whatever the block width."""
+    """Every way to multiply equals torch's linear in float64, whatever the sizes."""
     torch.manual_seed(0)
     weight, x = torch.randn(out_features, in_features), torch.randn(num_rows, in_features)
-    packed = PackedWeight(out_features, in_features, FLOAT)
+    packed = new_weight(weight_type, out_features, in_features)
     first_row = 0
     for rows in weight.split(parts):
         packed.store_rows(first_row, rows)
         first_row += rows.shape[0]
     offset = torch.randn(out_features) if bias else None
     if offset is not None:
-        packed.allocate_bias()
         packed.store_bias(0, offset)
     expected = linear(
         x.double(), weight.double(), None if offset is None else offset.double()
@@ -110,11 +124,14 @@ def test_packed_product(
 
 
 @pytest.mark.parametrize("num_rows", [1, 2])
-def test_large_residual_does_not_round_the_terms(num_rows: int) -> None:
+@pytest.mark.parametrize("weight_type", [PackedWeight, PanelWeight])
+def test_large_residual_does_not_round_the_terms(
+    num_rows: int, weight_type: type[PackedWeight] | type[PanelWeight]
+) -> None:
     """A product that is added to a large residual is as exact as the sum's own rounding."""
     torch.manual_seed(0)
     weight, x = torch.randn(96, 1536), torch.randn(num_rows, 1536)
-    packed = PackedWeight(96, 1536, FLOAT)
+    packed = new_weight(weight_type, 96, 1536)
     packed.store_rows(0, weight)
     total = torch.full((num_rows, 96), 4096.0)
     packed.add_product(x, total)

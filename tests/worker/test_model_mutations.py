@@ -70,7 +70,7 @@ def _qk_norms_swapped(patch: pytest.MonkeyPatch, model: LanguageModel) -> None:
 
 def _no_bias(patch: pytest.MonkeyPatch, model: LanguageModel) -> None:
     for layer in model.layers:
-        layer.qkv.weight.bias_B1W = None
+        layer.qkv.weight.bias_N.zero_()
 
 
 def _first_key_lost(patch: pytest.MonkeyPatch, model: LanguageModel) -> None:
@@ -108,8 +108,9 @@ def _future_visible(patch: pytest.MonkeyPatch, model: LanguageModel) -> None:
 
 def _gate_and_up_swapped(patch: pytest.MonkeyPatch, model: LanguageModel) -> None:
     for layer in model.layers:
-        blocks = layer.gate_up.weight.blocks_BKW
-        blocks.copy_(blocks.roll(blocks.shape[0] // 2, 0))
+        panels = layer.gate_up.weight.panels()
+        addresses = panels[:, :2]
+        addresses.copy_(addresses.roll(panels.shape[0] // 2, 0))
 
 
 MUTATIONS: list[tuple[str, Mutation]] = [
