@@ -1,1 +1,1 @@
-"""Triton kernels. Empty until the GPU worker arrives: the CPU path is plain torch."""
+"""One file an operation: Triton kernels for GPUs, and what `cpu_compiler.py` compiles for CPUs."""

@@ -9,6 +9,7 @@ T tokens, K input features, N output features of this rank, V vocabulary of this
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ from torch.nn.functional import embedding
 
 from cearx.worker.block_quantised import BlockQuantised
 from cearx.worker.packed_weight import PackedWeight
-from cearx.worker.panel_weight import PanelWeight
 from cearx.worker.tensor_parallel import TensorParallel, shard_size
 from cearx.worker.weights import WeightSlot
+
+if TYPE_CHECKING:
+    from cearx.worker.panel_weight import PanelWeight
 
 
 class ColumnParallelLinear:
@@ -218,17 +221,19 @@ def vocabulary_share(weight_VK: Tensor, share: int, tp: TensorParallel) -> Tenso
 
 def _new_weight(
     out_features: int, in_features: int, dtype: torch.dtype, *, halves: bool = False
-) -> PanelWeight | PackedWeight:
+) -> "PanelWeight | PackedWeight":
     if dtype == torch.float32:
+        from cearx.worker.panel_weight import PanelWeight  # loads a compiler: not for other types
+
         return PanelWeight(out_features, in_features)
     return PackedWeight(out_features, in_features, dtype, halves=halves)
 
 
 def _quantised_fill(
-    weight: PanelWeight | PackedWeight, first_row: int, share: slice
+    weight: "PanelWeight | PackedWeight", first_row: int, share: slice
 ) -> Callable[[BlockQuantised], None] | None:
     """Keeps `share` of a matrix of quantised blocks from `first_row` on, if the weight can."""
-    if not isinstance(weight, PanelWeight):
+    if isinstance(weight, PackedWeight):
         return None
     return lambda blocks: weight.store_quantised(first_row, blocks.rows(share))
 

@@ -21,7 +21,7 @@ from cearx.worker.models.interface import LanguageModel
 from cearx.worker.models.registry import find_model
 from cearx.worker.safetensors_folder import SafetensorsFolder
 from cearx.worker.tensor_parallel import SingleRank
-from cearx.worker.weights import DummyWeights, WeightSlot, WeightSource, fill_slots
+from cearx.worker.weights import DummyWeights, WeightSource, fill_slots
 
 CONFIG_FILE = "config.json"
 GGUF_SUFFIX = ".gguf"
