@@ -328,7 +328,7 @@ def decode_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_N=config.block_n,
-        CHUNK=max(16 * config.num_warps // group_padded, 2),
+        CHUNK=max(8 * config.num_warps // group_padded, 2),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
