@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from cearx.core.trace_folder import lock
-from cearx.core.trace_format import count_frames
+from cearx.core.trace_format import count_records
 
 FsyncPolicy = Literal["never", "rotate", "everysec"]
 
@@ -120,7 +120,7 @@ class TraceDisk:
         try:
             _write_all(segment.fd, data)
         except _PartlyWritten as partly:
-            return WriteFailed(partly, first_seq + count_frames(data[: partly.written]))
+            return WriteFailed(partly, first_seq + count_records(data[: partly.written]))
         segment.is_dirty = True
         now_ns = time.perf_counter_ns()
         if now_ns - start_ns > SLOW_WRITE_NS:
@@ -198,7 +198,7 @@ class TraceDisk:
                 segment.is_dirty = True
             except _PartlyWritten as partly:
                 segment.failed = True
-                num_whole = count_frames(data[skip : max(skip, partly.written)])
+                num_whole = count_records(data[skip : max(skip, partly.written)])
                 self._failure = WriteFailed(partly, first_seq + num_whole)
         with self._changed:
             self._queued_bytes -= len(data)

@@ -41,6 +41,8 @@ _CRC = struct.Struct("<I")
 extend_crc = google_crc32c.extend
 HEADER_BYTES = _HEADER.size
 FRAME_BYTES = _FRAME.size
+MIN_RECORD_BYTES = 3
+"""Of a record in a batch: kind, size and a byte of payload."""
 
 
 class RecordType(IntEnum):
@@ -67,22 +69,25 @@ class RecordType(IntEnum):
     """The scheduler's whole state: what a segment after the first starts from."""
     GAP = 36
     """Records before this place are lost; a SNAPSHOT follows."""
+    BATCH = 37
+    """Several records, see `trace_batch.py`; the flags are their number."""
 
 
 COMPACT = 1
-"""Flag of a STEP_PLAN whose decodes are in the short form of `trace_decodes.py`."""
+"""Flag of a record in its short form: `trace_decodes.py`, `trace_hashes.py`."""
 CHANGED = 2
 """Flag of a STEP_PLAN whose decodes are told as a change of those of the plan before."""
 
 # Every offset where a frame can start: a length within its limit, seq < 2**40, a type and flags
 # that are in use.
-_SMALL_TYPES = [t for t in RecordType if t is not RecordType.SNAPSHOT]
+_SMALL_TYPES = [t for t in RecordType if t not in (RecordType.SNAPSHOT, RecordType.BATCH)]
 _CANDIDATE = re.compile(
     rb"(?=[\x00-\xff]{2}(?:"
-    rb"[\x00-\x10]\x00[\x00-\xff]{9}\x00{3}[%s][\x00-\x02]"
+    rb"[\x00-\x10]\x00[\x00-\xff]{9}\x00{3}(?:[%s][\x00-\x02]|%s[\x01-\xff])"
     rb"|[\x00-\xff][\x00\x01][\x00-\xff]{9}\x00{3}%s\x00))"
     % (
         b"".join(re.escape(bytes([record_type])) for record_type in _SMALL_TYPES),
+        re.escape(bytes([RecordType.BATCH])),
         re.escape(bytes([RecordType.SNAPSHOT])),
     )
 )
@@ -121,7 +126,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A record whose checksum holds; its payload is not decoded yet."""
+    """A record, or a batch of them, whose checksum holds; its payload is not decoded yet."""
 
     offset: int
     """Of its first byte in the file."""
@@ -129,6 +134,10 @@ class Frame(msgspec.Struct, frozen=True):
     type: int
     flags: int
     payload: bytes
+
+    @property
+    def num_records(self) -> int:
+        return self.flags if self.type == RecordType.BATCH else 1
 
     @property
     def end(self) -> int:
@@ -231,16 +240,21 @@ def frames(data: Data, header: SegmentHeader) -> Generator[Frame, None, int | No
             raise TraceDamaged(offset, f"record {frame.seq} stands where record {seq} belongs")
         yield frame
         offset += FRAME_BYTES + len(frame.payload)
-        seq += 1
+        seq += frame.num_records
     return None
 
 
-def count_frames(data: bytes) -> int:
-    """How many whole frames these bytes of a writer begin with; checksums are not looked at."""
+def count_records(data: bytes) -> int:
+    """How many records stand in the whole frames that these bytes of a writer begin with.
+
+    Checksums are not looked at.
+    """
     offset = count = 0
     while offset + FRAME_BYTES <= len(data):
-        offset += FRAME_BYTES + int(_FRAME.unpack_from(data, offset)[0])
-        count += offset <= len(data)
+        size, _crc, _seq, record_type, flags = _FRAME.unpack_from(data, offset)
+        offset += FRAME_BYTES + size
+        if offset <= len(data):
+            count += flags if record_type == RecordType.BATCH else 1
     return count
 
 
@@ -250,7 +264,7 @@ def _require_torn(data: Data, offset: int, seq: int, salted: int) -> None:
     The sequence number of a frame of this segment is bounded by what fits into the file: that
     leaves few candidates to checksum, and the work limit holds for a file made to have many.
     """
-    last_seq = seq + (len(data) - offset) // FRAME_BYTES
+    last_seq = seq + (len(data) - offset) // MIN_RECORD_BYTES
     work = 0
     for candidate in _CANDIDATE.finditer(data, offset + 1):
         start = candidate.start()

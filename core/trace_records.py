@@ -1,9 +1,9 @@
 """What the records of a trace log hold, and how each becomes the payload of a frame.
 
 Owns the schema: the header with versions and configuration, events and decisions as `events.py`
-has them, notes, snapshots, gaps and the end. A payload is msgpack of the array-like struct; only a
-plan's decodes have short forms. Never reads or writes files; called by `trace_writer.py` and
-`replay/trace.py`.
+has them, notes, snapshots, gaps and the end. A payload is msgpack of the array-like struct; decodes
+of a plan and hashes of blocks have short forms. Never reads or writes files; called by
+`trace_segment.py` and `replay/trace.py`.
 """
 
 import hashlib
@@ -32,8 +32,9 @@ from cearx.core.trace_decodes import (
     expand_decodes,
 )
 from cearx.core.trace_format import CHANGED, COMPACT, Frame, RecordType, TraceIncompatible
+from cearx.core.trace_hashes import Short, ShortArrival, ShortFinish, expand, shorten
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Changes with every change to the fields of a record; a test holds the two together."""
 
 
@@ -125,6 +126,11 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Record]] = {
     record_type: msgspec.msgpack.Decoder(struct) for struct, record_type in RECORD_TYPES.items()
 }
 
+_SHORT_DECODERS: dict[int, msgspec.msgpack.Decoder[Short]] = {
+    RecordType.REQUEST_ARRIVED: msgspec.msgpack.Decoder(ShortArrival),
+    RecordType.STEP_FINISHED: msgspec.msgpack.Decoder(ShortFinish),
+}
+
 
 class _AnySchema(msgspec.Struct, array_like=True):
     schema_version: int
@@ -188,31 +194,45 @@ def _encode_plan(plan: StepPlan, decodes: tuple[int, ...]) -> bytes:
 
 def encode_record(record: Record) -> tuple[int, int, bytes]:
     """The type, the flags and the payload of a record that refers to no other."""
-    if type(record) is StepPlan:
-        short = compact_decodes(record.decodes)
+    if isinstance(record, StepPlan):
+        decodes = compact_decodes(record.decodes)
+        if decodes is not None:
+            return RecordType.STEP_PLAN, COMPACT, _encode_plan(record, decodes)
+    elif isinstance(record, StepFinished | RequestArrived):
+        short = shorten(record)
         if short is not None:
-            return RecordType.STEP_PLAN, COMPACT, _encode_plan(record, short)
+            return RECORD_TYPES[type(record)], COMPACT, _encode(short)
     return RECORD_TYPES[type(record)], 0, _encode(record)
 
 
 def decode_record(frame: Frame) -> Record:
     """The inverse of `encode_record`; raises TraceIncompatible for whatever does not decode."""
-    decoder = _DECODERS.get(frame.type)
-    is_short = frame.flags == COMPACT and frame.type == RecordType.STEP_PLAN
     try:
-        if decoder is None or (frame.flags and not is_short):
-            raise ValueError("unknown type or flags")
+        if frame.flags:
+            return _decode_short(frame)
+        decoder = _DECODERS.get(frame.type)
+        if decoder is None:
+            raise ValueError("unknown type")
         if frame.type == RecordType.HEADER:
             _require_schema(frame.payload)
         record = decoder.decode(frame.payload)
-        if is_short:
-            assert isinstance(record, StepPlan), f"a {type(record)} from a step plan's decoder"
-            record = msgspec.structs.replace(record, decodes=expand_decodes(record.decodes))
         if isinstance(record, TraceHeader) and record.config_sha256 != config_sha256(record.config):
             raise ValueError("the configuration is not the one whose hash stands beside it")
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _incompatible(frame, error) from None
     return record
+
+
+def _decode_short(frame: Frame) -> Record:
+    if frame.flags != COMPACT:
+        raise ValueError("unknown flags")
+    if frame.type == RecordType.STEP_PLAN:
+        plan = _PLAN_DECODER.decode(frame.payload)
+        return msgspec.structs.replace(plan, decodes=expand_decodes(plan.decodes))
+    decoder = _SHORT_DECODERS.get(frame.type)
+    if decoder is None:
+        raise ValueError("a type without a short form")
+    return expand(decoder.decode(frame.payload))
 
 
 def _incompatible(frame: Frame, error: Exception) -> TraceIncompatible:

@@ -80,8 +80,8 @@ class TraceWriter:
         """The newest segment."""
         self.stopped: str | None = None
         """Why nothing is written now."""
-        self.num_lost = 0
-        """Records that are in no file because writing failed."""
+        self._num_lost = 0
+        """In gaps that are closed."""
         self.num_bytes = 0
         """Bytes in the newest segment."""
         self._limits = limits
@@ -92,7 +92,6 @@ class TraceWriter:
         self._gap: _Gap | None = None
         self._segment = SegmentEncoder(SegmentHeader(boot_id=boot_id, salt=0, segment=-1))
         """Of the newest file; before the first it only has the run's id."""
-        self._gathered: list[bytes] = []
         self._began_at = 0.0
 
     @classmethod
@@ -134,6 +133,12 @@ class TraceWriter:
             raise TraceError(f"cannot write the trace log {path}: {reason}") from error
         return writer
 
+    @property
+    def num_lost(self) -> int:
+        """Records that are in no file because writing failed."""
+        now = 0 if self._gap is None else self._segment.next_seq - self._gap.first_lost
+        return self._num_lost + now
+
     def note_step(self, execute_us: int, schedule_us: int) -> None:
         """Gathers the measured times of the step that finished last."""
         self.append(StepNote(execute_us=execute_us, schedule_us=schedule_us))
@@ -142,13 +147,12 @@ class TraceWriter:
         """Gathers one record for the next `flush`."""
         if self.stopped is None:
             try:
-                self._gathered.append(self._segment.frame(record))
+                self._segment.add(record)
                 return
             except ValueError as error:  # too large for a frame: the log may not have a hole
                 self.flush()
                 if self.stopped is None:
                     self._stop(error, GapReason.RECORD_TOO_LARGE, self._segment.next_seq)
-        self.num_lost += 1
         self._segment.next_seq += 1
 
     def flush(self) -> None:
@@ -156,17 +160,19 @@ class TraceWriter:
 
         What the kernel has survives the end of this process; what the thread has does not.
         """
-        if not self._gathered:
+        if not self._segment.num_added:
             return
-        data = b"".join(self._gathered)
-        failed = self._disk.write(data, self._segment.next_seq - len(self._gathered))
+        first_seq = self._segment.next_seq - self._segment.num_added
+        data = self._segment.take()
+        failed = self._disk.write(data, first_seq)
         if failed is not None:
             is_full = isinstance(failed.error, QueueFull)
             reason = GapReason.QUEUE_FULL if is_full else GapReason.WRITE_FAILED
-            self._stop(failed.error, reason, failed.first_lost)
+            # A sync that failed lost nothing that is known, but these were not written any more.
+            is_known = failed.first_lost != NOTHING_LOST
+            self._stop(failed.error, reason, failed.first_lost if is_known else first_seq)
             return
         self.num_bytes += len(data)
-        self._gathered.clear()
 
     def maintain(self, snapshot: Callable[[], bytes]) -> None:
         """Begins a new segment when one is due; cheap when none is.
@@ -194,13 +200,15 @@ class TraceWriter:
 
     def close(self, is_orderly: bool = True) -> None:
         """Ends the log and waits for the disk; a log that is not ended in good order says so."""
-        if self.stopped is None and is_orderly:
-            self._gathered.append(self._segment.end())
         self.flush()
-        self._gap = None
+        if self.stopped is None and is_orderly:
+            self._segment.end()
+            self.flush()
+        self._num_lost, self._gap = self.num_lost, None
         failed = self._disk.end()
         if self.stopped is None:
             if failed is not None:
+                self._num_lost += max(0, self._segment.next_seq - failed.first_lost)
                 self._on_stop(f"the trace log {self.path} may lack its end: {failed.error}")
             self.stopped = "closed"
 
@@ -260,13 +268,10 @@ class TraceWriter:
             return
         self._gap = self.stopped = None
         lost = end_lost - gap.first_lost
+        self._num_lost += lost
         self._on_note(f"the trace log goes on in {self.path}, {lost} records are lost")
 
     def _stop(self, error: Exception, reason: GapReason, first_lost: int) -> None:
-        if first_lost == NOTHING_LOST:  # but these were not written any more
-            first_lost = self._segment.next_seq - len(self._gathered)
-        self.num_lost += self._segment.next_seq - first_lost
-        self._gathered.clear()
         self.stopped = f"the trace log {self.path} ends here: {error}"
         self._gap = _Gap(reason, first_lost, time.monotonic() + RETRY_S)
         self._disk.abandon()

@@ -1,7 +1,8 @@
 """`cearx replay export --jsonl`: every record as one JSON object, and the way back.
 
-Owns the mapping: sorted keys, names for fields, integers for codes, hexadecimal for bytes. The way
-back gives the same bytes as the log, except for a last record that is not whole.
+Owns the mapping: sorted keys, names for fields, integers for codes, hexadecimal for bytes. `frame`
+is the number of the first record in the same frame. The way back gives the same bytes as the log,
+except for a last frame that is not whole.
 """
 
 import json
@@ -13,14 +14,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from cearx.core.trace_format import (
-    RecordType,
-    SegmentHeader,
-    encode_frame,
-    encode_header,
-    salt_crc,
-)
-from cearx.core.trace_records import RECORD_TYPES, Record, RecordEncoder, TraceEnd
+from cearx.core.trace_format import RecordType, SegmentHeader
+from cearx.core.trace_records import RECORD_TYPES, TraceEnd
+from cearx.core.trace_segment import SegmentEncoder
 from cearx.replay.trace import Trace
 
 SEGMENT = "SegmentHeader"
@@ -35,24 +31,29 @@ def export(trace: Trace) -> Iterator[str]:
     """One line a record, each segment's header first."""
     segment, counts = trace.segment.segment, _no_records()
     yield from _start(trace, segment)
-    seq = trace.segment.first_seq
+    seq = frame = trace.segment.first_seq
+    offset = 0
     for record in trace.records():
         if record.segment != segment:
+            offset = 0
             segment, counts = record.segment, _no_records()
             yield from _start(trace, segment)
         seq = record.seq
+        if record.offset != offset:
+            offset, frame = record.offset, seq
         kind = _count_of(type(record.value))
         if kind is not None:
             counts[kind] += 1
-        yield _line(type(record.value).__name__, record.value, seq)
+        yield _line(type(record.value).__name__, record.value, seq, frame)
     if trace.ended:
-        yield _line(TraceEnd.__name__, TraceEnd(**counts), seq + 1)
+        yield _line(TraceEnd.__name__, TraceEnd(**counts), seq + 1, seq + 1)
 
 
 def _start(trace: Trace, segment: int) -> Iterator[str]:
     start = trace.start_of(segment)
-    yield _line(SEGMENT, start.header, None)
-    yield _line(type(start.trace_header).__name__, start.trace_header, start.header.first_seq)
+    yield _line(SEGMENT, start.header)
+    seq = start.header.first_seq
+    yield _line(type(start.trace_header).__name__, start.trace_header, seq, seq)
 
 
 def _no_records() -> dict[str, int]:
@@ -69,12 +70,12 @@ def _count_of(record: type) -> str | None:
     return "num_notes" if number == RecordType.NOTE else None
 
 
-def _line(name: str, value: msgspec.Struct, seq: int | None) -> str:
+def _line(name: str, value: msgspec.Struct, seq: int | None = None, frame: int = 0) -> str:
     fields = _plain(value)
     assert isinstance(fields, dict), f"{name} is no struct"
     fields["t"] = name
     if seq is not None:
-        fields["seq"] = seq
+        fields |= {"seq": seq, "frame": frame}
     return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
 
@@ -91,32 +92,36 @@ def _plain(value: object) -> object:
 
 
 def rebuild(lines: Iterable[str]) -> Iterator[bytes]:
-    """The log's bytes, a piece a line; raises JsonlError."""
-    salted, encoder = None, RecordEncoder()
+    """The log's bytes, a piece a frame; raises JsonlError."""
+    segment: SegmentEncoder | None = None
     for number, text in enumerate(lines, 1):
         try:
             fields = msgspec.json.decode(text)
             if not isinstance(fields, dict):
                 raise ValueError("not an object")
-            name, seq = fields.pop("t", None), fields.pop("seq", None)
-            if salted is None:
+            name = fields.pop("t", None)
+            if segment is None:
                 if name != SEGMENT:
                     raise ValueError(f"starts with {name!r}, an export with {SEGMENT!r}")
-                header = _struct(SegmentHeader, fields)
-                salted = salt_crc(header.salt)
-                yield encode_header(header)
+                segment = SegmentEncoder(_struct(SegmentHeader, fields))
+                yield segment.begin([])
                 continue
+            seq, frame = fields.pop("seq", None), fields.pop("frame", None)
             if name == SEGMENT:
                 raise ValueError("a second segment, and a file holds one")
-            if name not in _NAMES or not isinstance(seq, int):
+            if name not in _NAMES:
                 raise ValueError(f"{name!r} number {seq!r} is no record")
-            record: Record = _struct(_NAMES[name], fields)
-            record_type, flags, payload = encoder.encode(record)
-            yield encode_frame(salted, seq, record_type, flags, payload)
+            if seq != segment.next_seq:
+                raise ValueError(f"record {seq!r} stands where record {segment.next_seq} belongs")
+            if frame == seq:
+                yield segment.take()
+            segment.add(_struct(_NAMES[name], fields))
         except (ValueError, TypeError, KeyError, msgspec.MsgspecError, OverflowError) as error:
             raise JsonlError(f"line {number}: {error}") from None
         except Exception as error:  # struct.error of a number that is too large for its field
             raise JsonlError(f"line {number}: {type(error).__name__}: {error}") from None
+    if segment is not None:
+        yield segment.take()
 
 
 def _struct(wanted: Any, fields: object) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from cearx.core.block_hash import DIGEST_SIZE
 from cearx.core.config import SchedulerConfig
 from cearx.core.events import (
     BlockSealed,
@@ -21,8 +22,6 @@ from cearx.core.events import (
 from cearx.core.identifiers import BlockHash, RequestId
 from cearx.replay.timeline import Timeline
 from cearx.replay.trace import TraceRecord
-
-HASH_BYTES = 16
 
 
 class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +87,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, kw_only=True):
 def made_up_hash(*parts: object) -> BlockHash:
     """The same for the same parts, and for no others."""
     text = repr(parts).encode()
-    return BlockHash(hashlib.blake2b(text, digest_size=HASH_BYTES, person=b"cearx-sim").digest())
+    return BlockHash(hashlib.blake2b(text, digest_size=DIGEST_SIZE, person=b"cearx-sim").digest())
 
 
 class Recorder:

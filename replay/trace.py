@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from cearx.core.events import Decision, Event
+from cearx.core.trace_batch import split
 from cearx.core.trace_format import (
     HEADER_BYTES,
     Data,
@@ -44,7 +45,7 @@ class TraceRecord(msgspec.Struct, frozen=True):
     """
 
     offset: int
-    """Of its first byte in its segment."""
+    """Of the first byte of its frame in its segment."""
     seq: int
     value: Event | Decision | StepNote | TraceSnapshot | TraceGap
     segment: int = 0
@@ -208,7 +209,7 @@ class _SegmentReader:
         counts = [0, 0, 0]
         source = self._frames()
         next(source)  # the header
-        for frame in source:
+        for frame in (record for batch in source for record in split(batch)):
             if self.ended:
                 raise TraceDamaged(frame.offset, "a record stands behind the end")
             value = decode(frame)

@@ -1,5 +1,6 @@
 """Framing: whole records come back as written, and nothing else is ever taken for one."""
 
+import itertools
 import random
 import time
 import tracemalloc
@@ -21,7 +22,7 @@ from cearx.core.trace_format import (
     SegmentHeader,
     TraceDamaged,
     TraceIncompatible,
-    count_frames,
+    count_records,
     decode_frame,
     decode_header,
     encode_frame,
@@ -31,19 +32,28 @@ from cearx.core.trace_format import (
 )
 
 HEADER = SegmentHeader(boot_id=0x1F09C2AA, salt=0xC0FFEE)
+single = [record_type for record_type in RecordType if record_type is not RecordType.BATCH]
 payloads = st.lists(
-    st.tuples(st.sampled_from(RecordType), st.integers(0, CHANGED), st.binary(max_size=80)),
+    st.tuples(st.sampled_from(single), st.integers(0, CHANGED), st.binary(max_size=80))
+    | st.tuples(st.just(RecordType.BATCH), st.integers(1, 255), st.binary(max_size=80)),
     min_size=1,
     max_size=12,
 )
+"""Type, flags and payload of frames; of a batch the flags are the number of records."""
 
 
 def segment(records: list[tuple[int, int, bytes]], header: SegmentHeader = HEADER) -> bytes:
     """A whole file of these (type, flags, payload)."""
     salted = salt_crc(header.salt)
-    parts = [encode_header(header)]
-    parts += [encode_frame(salted, header.first_seq + i, *r) for i, r in enumerate(records)]
+    parts, seq = [encode_header(header)], header.first_seq
+    for record in records:
+        parts.append(encode_frame(salted, seq, *record))
+        seq += num_records(record)
     return b"".join(parts)
+
+
+def num_records(record: tuple[int, int, bytes]) -> int:
+    return record[1] if record[0] == RecordType.BATCH else 1
 
 
 def read(data: bytes) -> tuple[list[Frame], int | None]:
@@ -85,7 +95,8 @@ def test_round_trip(
     found, torn_at = read(data)
     assert torn_at is None
     assert contents(found) == records
-    assert [frame.seq for frame in found] == list(range(first, first + len(records)))
+    counts = itertools.accumulate(map(num_records, records), initial=first)
+    assert [frame.seq for frame in found] == list(counts)[:-1]
     assert found[-1].end == len(data)
 
 
@@ -218,7 +229,8 @@ def test_frames_of_a_writer_are_counted(
     """A part of what was to be written holds as many whole records as are read from it."""
     whole = segment(records)
     cut = data.draw(st.integers(HEADER_BYTES, len(whole)))
-    assert count_frames(whole[HEADER_BYTES:cut]) == len(read(whole[:cut])[0])
+    found, _ = read(whole[:cut])
+    assert count_records(whole[HEADER_BYTES:cut]) == sum(frame.num_records for frame in found)
 
 
 @given(st.binary(max_size=400), st.booleans())

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from random_run import SMALL
 from trace_samples import records
 
+from cearx.core.block_hash import DIGEST_SIZE
 from cearx.core.events import Decision, Event, StepPlan
 from cearx.core.trace_format import CHANGED, COMPACT, Frame, RecordType, TraceIncompatible
+from cearx.core.trace_hashes import ShortArrival, ShortFinish
 from cearx.core.trace_records import (
     RECORD_TYPES,
     SCHEMA_VERSION,
@@ -112,7 +114,7 @@ def test_every_event_and_decision_has_a_record_type() -> None:
     """A new event cannot be forgotten here, and its record type is its tag."""
     for struct in get_args(Event) + get_args(Decision):
         assert RECORD_TYPES[struct] == struct.__struct_config__.tag
-    assert sorted(RECORD_TYPES.values()) == sorted(RecordType)
+    assert sorted([*RECORD_TYPES.values(), RecordType.BATCH]) == sorted(RecordType)
 
 
 @given(st.integers(0, 255), st.integers(0, 255), st.binary(max_size=60))
@@ -158,9 +160,24 @@ def test_an_invalid_config_is_refused() -> None:
         decode_record(Frame(0, 0, RecordType.HEADER, 0, msgspec.msgpack.encode(payload)))
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        [3, 7, [], [1], b"x" * 13, 5],
+        [3, 7, [], [1, 2], b"x" * DIGEST_SIZE, 5],
+        [3, 7, [], [], b"x" * DIGEST_SIZE, 5],
+    ],
+)
+def test_hashes_that_do_not_fit_their_requests(payload: list[object]) -> None:
+    """A short form whose counts disagree is no record."""
+    frame = Frame(9, 4, RecordType.STEP_FINISHED, COMPACT, msgspec.msgpack.encode(payload))
+    with pytest.raises(TraceIncompatible, match=r"record 4 at offset 9, type 3: .*hash"):
+        decode_record(frame)
+
+
 def schema_text() -> str:
     """Every struct and enum that a record holds, one line each, as it is written."""
-    lines, todo = [f"schema {SCHEMA_VERSION}"], list(RECORD_TYPES)
+    lines, todo = [f"schema {SCHEMA_VERSION}"], [*RECORD_TYPES, ShortArrival, ShortFinish]
     for found in todo:  # grows while it is read
         fields = []
         if issubclass(found, IntEnum):
@@ -178,6 +195,8 @@ def schema_text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_schema_is_pinned() -> None:
+def test_the_schema_is_pinned(update_golden: bool) -> None:
     """Whoever changes what a record holds raises SCHEMA_VERSION and writes the new text here."""
+    if update_golden:
+        Path(__file__).with_name("trace_schema.txt").write_text(schema_text())
     assert schema_text() == Path(__file__).with_name("trace_schema.txt").read_text()

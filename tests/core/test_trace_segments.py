@@ -178,6 +178,7 @@ def test_serving_goes_on_and_the_log_comes_back(
     assert values[:num_before] == everything[:num_before]
     assert values[num_before:] == everything[len(everything) - len(values) + num_before :]
     seqs = [r.seq for r in records]
+    assert seqs[-1] + 1 == len(records) + trace.num_segments + run.writer.num_lost
     assert gap.first_lost - 1 == seqs[at - 1] and records[at].seq == gap.end_lost + 1
     assert any(
         f"records {gap.first_lost} to {gap.end_lost - 1} are lost" in n for n in trace.notes()
@@ -221,7 +222,9 @@ def test_a_record_that_is_too_large_leaves_a_gap(
     reasons: list[str] = []
     run = SegmentedRun(tmp_path, 7, on_stop=reasons.append)
     run.steps(5)
+    run.writer.flush()
     monkeypatch.setattr("cearx.core.trace_format.MAX_PAYLOAD_BYTES", 30)
+    monkeypatch.setattr("cearx.core.trace_batch.MAX_BYTES", 20)
     run.steps(5)
     monkeypatch.undo()
     assert len(reasons) == 1 and "the limit is 30" in reasons[0]

@@ -83,7 +83,7 @@ def test_one_write_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("id_distance", [1, 1009])
 def test_a_step_of_64_decodes_is_small(tmp_path: Path, id_distance: int) -> None:
-    """At most 300 bytes a step, notes included, whatever the ids: 2.6 GB a day at 8 ms a step."""
+    """At most 200 bytes a step, notes included, whatever the ids: 2.2 GB a day at 8 ms a step."""
     config = SchedulerConfig(
         block_size=16,
         num_blocks=1024,
@@ -105,7 +105,7 @@ def test_a_step_of_64_decodes_is_small(tmp_path: Path, id_distance: int) -> None
         writer.note_step(8000, 200)
         sizes.append(writer.num_bytes)
     per_step = (sizes[-1] - sizes[1]) / (len(sizes) - 2)
-    assert 150 < per_step <= 300
+    assert 100 < per_step <= 200
     writer.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 from trace_samples import write_run
 
 from cearx.core.scheduler_source import scheduler_sha256
+from cearx.core.trace_batch import split
 from cearx.core.trace_format import HEADER_BYTES, RecordType, encode_frame, frames, salt_crc
 from cearx.core.trace_records import SCHEMA_VERSION, encode_record
 from cearx.replay import cli
@@ -27,7 +28,7 @@ def rewrite(path: Path, record_type: int, **fields: object) -> None:
     trace = Trace(data)
     salted = salt_crc(trace.segment.salt)
     parts = [data[:HEADER_BYTES]]
-    all_frames = list(frames(data, trace.segment))
+    all_frames = [record for frame in frames(data, trace.segment) for record in split(frame)]
     last = max(frame.seq for frame in all_frames if frame.type == record_type)
     records = {0: trace.header} | {record.seq: record.value for record in trace.records()}
     for frame in all_frames:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from trace_samples import write_run
 
+from cearx.core.block_hash import DIGEST_SIZE
 from cearx.core.trace_format import frames
 from cearx.replay import cli
 from cearx.replay.figures import run_figures
@@ -34,7 +35,8 @@ def test_json_lines_are_the_log(seed: int, close: bool, tmp_path: Path) -> None:
     lines = list(export(Trace.open(log)))
     assert b"".join(rebuild(lines)) == log.read_bytes()
     data = log.read_bytes()
-    assert len(lines) == 1 + len(list(frames(data, Trace(data).segment)))
+    num_records = sum(frame.num_records for frame in frames(data, Trace(data).segment))
+    assert len(lines) == 1 + num_records
 
 
 def test_json_lines_are_plain(path: Path) -> None:
@@ -43,7 +45,9 @@ def test_json_lines_are_plain(path: Path) -> None:
         fields = json.loads(text, parse_float=lambda value: pytest.fail(f"a float: {value}"))
         assert list(fields) == sorted(fields)
         if fields["t"] == "RequestArrived":
-            assert all(bytes.fromhex(h) and len(h) == 32 for h in fields["block_hashes"])
+            assert all(
+                bytes.fromhex(h) and len(h) == 2 * DIGEST_SIZE for h in fields["block_hashes"]
+            )
         if fields["t"] == "StepPlan" and fields["chunks"]:
             assert fields["chunks"][0].keys() == {"request_id", "start", "num_tokens", "samples"}
 
@@ -84,7 +88,8 @@ def test_bad_json_lines(text: str, message: str) -> None:
         ("t", "Nothing", "'Nothing' number 5 is no record"),
         ("seq", -1, "line 7"),
         ("seq", 2**70, "line 7"),
-        ("seq", "x", "is no record"),
+        ("seq", "x", "record 'x' stands where record 5 belongs"),
+        ("seq", 4, "record 4 stands where record 5"),
         ("extra", 1, "has the fields"),
     ],
 )

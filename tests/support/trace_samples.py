@@ -6,6 +6,7 @@ from pathlib import Path
 from hypothesis import strategies as st
 from random_run import SMALL, RandomRun
 
+from cearx.core.block_hash import DIGEST_SIZE
 from cearx.core.config import SchedulerConfig, TraceLimits
 from cearx.core.events import (
     Admission,
@@ -36,7 +37,7 @@ BOOT_ID = 0x1F09C2AA_00112233
 
 u63 = st.integers(0, 2**63 - 1)
 ids = st.integers(0, 300) | u63
-hashes = st.binary(min_size=16, max_size=16)
+hashes = st.binary(min_size=DIGEST_SIZE, max_size=DIGEST_SIZE) | st.binary(max_size=20)
 
 
 def tuples(elements: st.SearchStrategy) -> st.SearchStrategy:
