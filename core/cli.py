@@ -20,6 +20,7 @@ from cearx.core.config import CoreConfig, FrontendConfig, ServerConfig, WorkerCo
 from cearx.core.supervisor import ServeFlags, serve
 
 DELEGATED = {
+    "bench": ("cearx.frontend.bench.cli", "Measure any server that speaks OpenAI's API."),
     "chat": ("cearx.frontend.chat", "Chat in the terminal with a running server, or start one."),
     "replay": ("cearx.replay.cli", "Re-run the scheduler over a trace log and compare."),
     "simulate": ("cearx.replay.simulate", "Run the scheduler against a synthetic load."),
