@@ -49,7 +49,7 @@ def read_launch(spec_type: type[SPEC]) -> SPEC:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_exit_with_supervisor, name="death-pipe", daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor turns it into an orderly end
-    configure_logging(spec.log_level)
+    configure_logging(spec.log_level, spec.log_format)
     return spec
 
 
@@ -60,18 +60,25 @@ def _exit_with_supervisor() -> None:
     os._exit(1)
 
 
-def configure_logging(level: str) -> None:
-    """structlog to stderr, one line an event; never prompt text."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S"),
+def configure_logging(level: str, log_format: str = "console") -> None:
+    """structlog to stderr, one line an event, for people or as JSON; never prompt text."""
+    if log_format == "json":
+        stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+        # Neither format shows local variables with a traceback: they hold prompts and answers.
+        last: list[structlog.types.Processor] = [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ]
+    else:
+        stamp = structlog.processors.TimeStamper(fmt="%H:%M:%S")
+        last = [
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
-                # Not the default, which shows the local variables: they hold prompts and answers.
                 exception_formatter=structlog.dev.plain_traceback,
-            ),
-        ],
+            )
+        ]
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, stamp, *last],
         wrapper_class=structlog.make_filtering_bound_logger(
             getattr(logging, level.upper(), logging.INFO)
         ),

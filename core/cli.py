@@ -73,6 +73,12 @@ def parse_bytes(text: str | int) -> int:
     return int(text)
 
 
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default
+
+
 def flag_parameters() -> list[inspect.Parameter]:
     """One typer option for each field of each section."""
     parameters = []
@@ -93,7 +99,7 @@ def flag_parameters() -> list[inspect.Parameter]:
                 inspect.Parameter(
                     field.name,
                     inspect.Parameter.KEYWORD_ONLY,
-                    default=field.default,
+                    default=_default(field),
                     annotation=Annotated[hints[field.name], option],
                 )
             )

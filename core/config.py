@@ -14,6 +14,7 @@ import msgspec
 DEFAULT_MODEL = "smollm2"
 """The name that stands for SmolLM2-135M-Instruct from its PyPI package (`model_source.py`)."""
 
+MAX_SHUTDOWN_TIMEOUT = 24 * 3600
 MAX_STARTUP_TIMEOUT = 7 * 24 * 3600
 """Seconds; in milliseconds it must fit what `poll` takes."""
 
@@ -235,8 +236,36 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most log-probabilities a token that a request may ask for."""
     max_body_bytes: int = 4 * 1024 * 1024
     """Largest request body; more is answered with 413."""
+    max_header_bytes: int = 16 * 1024
+    """Largest request head; more is answered with 431."""
+    sse_keep_alive_interval: int = 0
+    """Seconds of silence after which a stream gets a comment (0: never)."""
+    shutdown_timeout: int = 0
+    """Seconds that running requests get to finish after SIGTERM, before they end with an error."""
+    allowed_origins: list[str] = []
+    """Origin of a web page that may call the API, '*' for all; may be given several times."""
+    allowed_methods: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    """HTTP method that such pages may use."""
+    allowed_headers: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    """Header that such pages may send."""
+    allow_credentials: bool = False
+    """Whether such pages may send cookies and the like."""
+    ssl_keyfile: Path | None = None
+    """Private key of the server's certificate, PEM; turns TLS on together with ssl_certfile."""
+    ssl_certfile: Path | None = None
+    """The server's certificate chain, PEM."""
 
     def __post_init__(self) -> None:
+        _at_least("--max-header-bytes", self.max_header_bytes, 1024)
+        _at_least("--sse-keep-alive-interval", self.sse_keep_alive_interval, 0)
+        if not 0 <= self.shutdown_timeout <= MAX_SHUTDOWN_TIMEOUT:
+            raise ValueError(
+                f"--shutdown-timeout must be in 0..{MAX_SHUTDOWN_TIMEOUT},"
+                f" got {self.shutdown_timeout}"
+            )
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            given = "--ssl-keyfile" if self.ssl_certfile is None else "--ssl-certfile"
+            raise ValueError(f"--ssl-keyfile and --ssl-certfile need each other, got only {given}")
         _at_least("--stream-interval", self.stream_interval, 1)
         _at_least("--max-logprobs", self.max_logprobs, 0)
         _at_least("--max-body-bytes", self.max_body_bytes, 1024)
@@ -249,12 +278,20 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Address to listen on."""
     port: int = 8000
     """Port to listen on; 0 takes a free one and prints it."""
+    uds: Path | None = None
+    """Unix socket to listen on instead of host and port."""
+    api_key: list[str] = []
+    """Key that clients must send, may be given several times; CEARX_API_KEY adds one."""
+    api_key_file: Path | None = None
+    """File with one key a line; '#' begins a comment."""
     frontends: int = 1
     """HTTP processes that share the port."""
     startup_timeout: int = 600
     """Seconds until every process must be ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severity that is logged."""
+    log_format: Literal["console", "json"] = "console"
+    """Whether log lines are for people or for machines."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -284,6 +321,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="process")
     runtime_dir: Path
     """0700 folder with the sockets."""
     log_level: str
+    log_format: str = "console"
 
 
 class CoreLaunch(LaunchSpec, frozen=True, kw_only=True, tag="core"):
@@ -306,7 +344,9 @@ class FrontendLaunch(LaunchSpec, frozen=True, kw_only=True, tag="frontend"):
     frontend_index: int
     hash_secret: bytes
     listen_fd: int
-    """The listening TCP socket, inherited from the supervisor."""
+    """The listening socket, inherited from the supervisor."""
+    api_key_digests: tuple[bytes, ...] = ()
+    """SHA-256 of every key that lets a client in; empty when all may come."""
 
 
 Launch = CoreLaunch | WorkerLaunch | FrontendLaunch

@@ -5,7 +5,6 @@ Makes no request pass through itself. When a child ends that should not, all end
 says which one and why; exit code 2 for what could never have started, 1 for a later fault.
 """
 
-import ipaddress
 import os
 import secrets
 import shutil
@@ -21,6 +20,7 @@ import zmq
 from rich.console import Console
 from rich.markup import escape
 
+from cearx.core.api_keys import api_key_digests
 from cearx.core.block_hash import SECRET_SIZE
 from cearx.core.child import configure_logging, endpoint, signal_fd
 from cearx.core.children import Child, end_all
@@ -35,6 +35,14 @@ from cearx.core.config import (
     WorkerConfig,
     WorkerLaunch,
 )
+from cearx.core.listener import (
+    CannotListen,
+    check_certificate,
+    close,
+    listen,
+    public_host,
+    url,
+)
 from cearx.core.messages import ChildToSupervisor, ProcessFailed, ProcessReady, Progress
 from cearx.core.model_source import ModelNotFound, resolve
 from cearx.core.router_links import RouterLinks
@@ -44,8 +52,8 @@ from cearx.core.trace_start import pin_after_crash
 
 EXIT_FAULT = 1
 EXIT_CANNOT_START = 2
-BACKLOG = 4096
-"""Connections that may wait to be accepted: a burst must not be refused."""
+END_FRONTENDS_WITHIN_S = 5.0
+"""From the end of the time that running requests get."""
 
 
 class ServeFlags(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,32 +74,51 @@ class ChildEnded(Exception):
 
 
 class EndRequested(Exception):
-    """SIGINT or SIGTERM arrived."""
+    """A signal asks for the end; SIGTERM lets running requests finish, the others do not."""
+
+    def __init__(self, is_graceful: bool) -> None:
+        super().__init__()
+        self.is_graceful = is_graceful
 
 
 def serve(model: str | None, flags: ServeFlags) -> int:
     """Serves until a signal ends it; answers the exit code."""
     secure_standard_streams()
-    configure_logging(flags.server.log_level)
+    configure_logging(flags.server.log_level, flags.server.log_format)
     console = Console(stderr=True)
     start = time.monotonic()
     try:
         with StartupDisplay(console) as display:
-            listener = _listen(flags.server)
+            digests = api_key_digests(flags.server, os.environ)
+            check_certificate(flags.frontend)
+            listener = listen(flags.server)
             files = _find_model(model, display)
-    except CannotStart as error:
+    except (CannotStart, CannotListen, ValueError) as error:
         return _report(console, error, EXIT_CANNOT_START)
     except KeyboardInterrupt:
         return EXIT_FAULT
     runtime_dir = Path(tempfile.mkdtemp(prefix="cearx-"))  # mkdtemp makes it 0700
-    supervisor = Supervisor(files, flags, listener, runtime_dir)
+    supervisor = Supervisor(files, flags, listener, digests, runtime_dir)
     try:
         with StartupDisplay(console) as display:
             details = supervisor.wait_until_ready(display)
         name = flags.frontend.served_model_name or files.name
-        _announce(console, name, listener, details, time.monotonic() - start)
+        _tell(console, details)
+        if not digests and (host := public_host(listener)):
+            console.print(
+                f"[yellow]warning[/] whoever reaches {host} can use it: there are no API keys"
+            )
+        scheme = "http" if flags.frontend.ssl_certfile is None else "https"
+        console.print(
+            f"[green]ready[/] {escape(name)} on {url(listener, scheme)}"
+            f" after {time.monotonic() - start:.1f} s",
+            highlight=False,
+            soft_wrap=True,
+        )
         supervisor.watch()
-    except EndRequested:
+    except EndRequested as end:
+        if end.is_graceful:
+            supervisor.drain()
         return 0
     except CannotStart as error:
         return _report(console, error, EXIT_CANNOT_START)
@@ -103,30 +130,13 @@ def serve(model: str | None, flags: ServeFlags) -> int:
         return code
     finally:
         supervisor.end()
-        listener.close()
+        close(listener, flags.server)
         shutil.rmtree(runtime_dir, ignore_errors=True)
 
 
 def _report(console: Console, error: Exception, code: int) -> int:
     console.print(f"[red]cearx:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
     return code
-
-
-def _listen(config: ServerConfig) -> socket.socket:
-    """The listening socket, bound before anything slow so that a used port is told at once."""
-    try:
-        family, _type, _protocol, _name, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except (OSError, UnicodeError) as error:  # the latter for what can be no host name
-        reason = getattr(error, "strerror", None) or str(error)
-        raise CannotStart(f"cannot listen on {config.host}:{config.port}: {reason}") from error
-    listener.set_inheritable(True)
-    return listener
 
 
 def _find_model(model: str | None, display: StartupDisplay) -> ModelFiles:
@@ -136,38 +146,27 @@ def _find_model(model: str | None, display: StartupDisplay) -> ModelFiles:
         raise CannotStart(str(error)) from error
 
 
-def _announce(
-    console: Console,
-    name: str,
-    listener: socket.socket,
-    details: dict[str, str],
-    seconds: float,
-) -> None:
+def _tell(console: Console, details: dict[str, str]) -> None:
     for detail in filter(None, details.values()):
         console.print(detail, highlight=False, soft_wrap=True, markup=False)
-    host, port = listener.getsockname()[:2]
-    if not ipaddress.ip_address(host).is_loopback:
-        console.print(
-            f"[yellow]warning[/] whoever reaches {host} can use it: there are no API keys"
-        )
-    shown = f"[{host}]" if ":" in host else host
-    console.print(
-        f"[green]ready[/] {escape(name)} on http://{shown}:{port} after {seconds:.1f} s",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 class Supervisor:
     """The children of one run of the server."""
 
     def __init__(
-        self, files: ModelFiles, flags: ServeFlags, listener: socket.socket, runtime_dir: Path
+        self,
+        files: ModelFiles,
+        flags: ServeFlags,
+        listener: socket.socket,
+        api_key_digests: tuple[bytes, ...],
+        runtime_dir: Path,
     ) -> None:
         boot_id = self.boot_id = secrets.randbits(64)
         listen_fd = listener.fileno()
         self._startup_timeout_s = flags.server.startup_timeout
-        self._launches = _launches(files, flags, boot_id, runtime_dir, listen_fd)
+        self._shutdown_timeout_s = flags.frontend.shutdown_timeout
+        self._launches = _launches(files, flags, boot_id, runtime_dir, listen_fd, api_key_digests)
         self._children: list[Child] = []
         self._is_ready = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -230,31 +229,63 @@ class Supervisor:
         events = dict(self._poller.poll(timeout_ms))
         if self._signal_fd in events:
             numbers = os.read(self._signal_fd, 4096)
-            if numbers.strip(bytes([signal.SIGUSR1])):
-                raise EndRequested
+            numbers_of_end = set(numbers) - {signal.SIGUSR1}
+            if numbers_of_end:
+                raise EndRequested(is_graceful=numbers_of_end == {signal.SIGTERM})
             for child in self._children:
                 if child.name == "core" and self._is_ready:  # before that it would end by it
                     child.signal(signal.SIGUSR1)
         return next((child for child in self._children if child.pid_fd in events), None)
 
+    def drain(self) -> None:
+        """Lets running requests finish, within their time; another signal cuts it short."""
+        if not self._shutdown_timeout_s:
+            return
+        frontends = [child for child in self._children if child.name.startswith("frontend-")]
+        for child in frontends:
+            child.signal(signal.SIGTERM)
+        give_up = time.monotonic() + self._shutdown_timeout_s + END_FRONTENDS_WITHIN_S
+        while any(child.is_running for child in frontends):
+            left_ms = int((give_up - time.monotonic()) * 1000)
+            if left_ms <= 0:
+                return
+            try:
+                ended = self._wait(left_ms)
+            except EndRequested:
+                return
+            if ended is not None:
+                if ended not in frontends:
+                    return
+                self._poller.unregister(ended.pid_fd)
+
     def end(self) -> None:
         """Ends every child: those that accept requests first, the worker last."""
         names = {child.name: child for child in self._children}
         core, worker = names.pop("core"), names.pop("worker")
-        end_all([list(names.values()), [core], [worker]])
+        frontends = list(names.values())
+        if self._is_ready:  # before that SIGINT is not theirs to take
+            for child in frontends:
+                child.signal(signal.SIGINT)  # the time of running requests is over
+        end_all([frontends, [core], [worker]])
         self._context.destroy(linger=0)
 
 
 def _launches(
-    files: ModelFiles, flags: ServeFlags, boot_id: int, runtime_dir: Path, listen_fd: int
+    files: ModelFiles,
+    flags: ServeFlags,
+    boot_id: int,
+    runtime_dir: Path,
+    listen_fd: int,
+    api_key_digests: tuple[bytes, ...],
 ) -> dict[str, tuple[str, Launch]]:
     """Each child's name, module and launch spec."""
     secret = secrets.token_bytes(SECRET_SIZE)
-    log_level = flags.server.log_level
+    log_level, log_format = flags.server.log_level, flags.server.log_format
     core = CoreLaunch(
         boot_id=boot_id,
         runtime_dir=runtime_dir,
         log_level=log_level,
+        log_format=log_format,
         config=flags.core,
         frontends=flags.server.frontends,
         hash_secret=secret,
@@ -263,6 +294,7 @@ def _launches(
         boot_id=boot_id,
         runtime_dir=runtime_dir,
         log_level=log_level,
+        log_format=log_format,
         config=flags.worker,
         model=files,
         max_num_seqs=flags.core.max_num_seqs,
@@ -277,11 +309,13 @@ def _launches(
             boot_id=boot_id,
             runtime_dir=runtime_dir,
             log_level=log_level,
+            log_format=log_format,
             config=flags.frontend,
             model=files,
             frontend_index=index,
             hash_secret=secret,
             listen_fd=listen_fd,
+            api_key_digests=api_key_digests,
         )
         launches[f"frontend-{index}"] = ("cearx.frontend", frontend)
     return launches

@@ -6,10 +6,14 @@ from importlib.metadata import version
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
+from cearx.frontend.access_log import AccessLog
+from cearx.frontend.authentication import Authentication
 from cearx.frontend.chat_route import plan_chat
 from cearx.frontend.completions_route import plan_completion
 from cearx.frontend.errors import ApiError, model_not_found, server_error, shown
@@ -21,13 +25,30 @@ from cearx.frontend.server_state import ServerState
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(state: ServerState) -> Starlette:
-    """All routes of one frontend."""
+def build_app(state: ServerState) -> ASGIApp:
+    """All routes of one frontend, behind what every request goes through."""
+    app: ASGIApp = _routes(state)
+    if state.api_key_digests:
+        app = Authentication(app, state.api_key_digests)
+    config = state.config
+    if config.allowed_origins:  # outside: a browser asks for leave without a key
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+        )
+    return AccessLog(app)
+
+
+def _routes(state: ServerState) -> Starlette:
     chat = GenerationRoute(state, plan_chat)
     completions = GenerationRoute(state, plan_completion)
     app = Starlette(
         routes=[
             Route("/health", _health(state)),
+            Route("/live", _live(state)),
             Route("/version", _version),
             Route("/metrics", metrics_endpoint(state)),
             Route("/load", _load(state)),
@@ -62,6 +83,15 @@ def _health(state: ServerState) -> Endpoint:
         return _json({"status": "ok"})
 
     return health
+
+
+def _live(state: ServerState) -> Endpoint:
+    async def live(request: Request) -> Response:
+        """200 while the engine is there, also when it takes no more requests before its end."""
+        state.client.require_engine()
+        return _json({"status": "ok"})
+
+    return live
 
 
 def _reset_prefix_cache(state: ServerState) -> Endpoint:

@@ -70,6 +70,7 @@ class RequestStream:
         self._num_gathered = 0
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._is_nudged = False
 
     def __aiter__(self) -> "RequestStream":
         return self
@@ -77,9 +78,12 @@ class RequestStream:
     async def __anext__(self) -> list[tuple[int, Output]]:
         """(index of the request, output) pairs, all that came since the last call, in order.
 
-        Raises ApiError when the engine refuses a request, is lost or shuts down.
+        Empty only after a `nudge`. Raises ApiError when the engine refuses a request, is lost or
+        shuts down.
         """
         while not self._gathered:
+            if self._is_nudged:
+                break
             if self._error is not None:
                 raise self._error
             if not self._open:
@@ -88,7 +92,13 @@ class RequestStream:
             await self._waiter
         batch, self._gathered = self._gathered, []
         self._num_gathered = 0
+        self._is_nudged = False
         return batch
+
+    def nudge(self) -> None:
+        """Whoever iterates gets a batch now, though it may be empty."""
+        self._is_nudged = True
+        self._wake()
 
     def __enter__(self) -> "RequestStream":
         return self
@@ -153,6 +163,7 @@ class EngineClient:
         """None until the engine is ready; use `require_ready` in routes."""
         self._ready = anyio.Event()
         self._down: ApiError | None = None
+        self._is_draining = False
         self._next_key = 0
         self._outstanding: dict[RequestKey, tuple[RequestStream, int]] = {}
         self._waiting: dict[RequestKey, tuple[RequestStream, int, Submit]] = {}
@@ -168,7 +179,13 @@ class EngineClient:
         return self.require_ready()
 
     def require_ready(self) -> EngineReady:
-        """The engine's sizes; raises ApiError (503) when it does not serve now."""
+        """The engine's sizes; raises ApiError (503) when new requests cannot be served now."""
+        if self._is_draining and self._down is None:
+            raise unavailable("The server is shutting down", "shutting_down")
+        return self.require_engine()
+
+    def require_engine(self) -> EngineReady:
+        """The engine's sizes; raises ApiError (503) when nobody is there to be asked."""
         if self._down is not None:
             raise self._down
         if self.engine is None:
@@ -198,18 +215,26 @@ class EngineClient:
 
     async def read_metrics(self) -> EngineMetrics:
         """What the core has counted up to now, for all frontends; raises ApiError (503)."""
-        self.require_ready()
+        self.require_engine()
         return await self._queries.ask(self._socket.send)
 
     def abort_labels(self, labels: Sequence[str]) -> None:
         """Ends the requests with these ids in whatever frontend; raises ApiError (503)."""
-        self.require_ready()
+        self.require_engine()
         self._socket.send(AbortLabels(labels=tuple(labels)))
 
     def reset_prefix_cache(self) -> None:
         """Asks the core to find nothing again that was computed before; raises ApiError (503)."""
         self.require_ready()
         self._socket.send(ResetPrefixCache())
+
+    def drain(self) -> None:
+        """From here on no new requests; those that run go on."""
+        self._is_draining = True
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._outstanding or self._waiting)
 
     def shut_down(self) -> None:
         """Takes everything back; running streams end with an error, new requests get 503."""

@@ -14,6 +14,7 @@ from cearx.core.block_hash import DIGEST_SIZE
 from cearx.core.identifiers import BlockHash
 from cearx.core.messages import SamplingParams
 from cearx.frontend.answer_format import AnswerFormat
+from cearx.frontend.caller import caller_of
 from cearx.frontend.choice import Choice
 from cearx.frontend.detokenizer import IncrementalDetokenizer
 from cearx.frontend.disconnect import serve_while_connected
@@ -51,12 +52,15 @@ class GenerationRoute:
             return
 
         received_us = time.monotonic_ns() // 1000
+        caller = caller_of(scope)
+        state = self._state.for_caller(caller)
 
         async def answer(send: Send) -> None:
             try:
-                plan = await self._make_plan(self._state, body)
+                plan = await self._make_plan(state, body)
                 plan.received_us = received_us
-                await respond(self._state.client, plan, send)
+                plan.label = caller.request_id
+                await respond(state.client, plan, send)
             except ApiError as error:
                 await send_error(send, error)
 
@@ -146,6 +150,7 @@ def build_plan(
         format=answer_format,
         stream=generation.stream,
         stream_interval=state.config.stream_interval,
+        keep_alive_s=state.config.sse_keep_alive_interval,
         include_usage=generation.include_usage,
         continuous_usage=generation.continuous_usage,
         shows_cached_tokens=state.config.enable_prompt_tokens_details,

@@ -12,9 +12,9 @@ from typing import cast
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 from hypercorn.typing import ASGIFramework
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
-from cearx.frontend.access_log import AccessLog
+from cearx.core.config import FrontendConfig
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75.0
@@ -24,14 +24,18 @@ TCP_USER_TIMEOUT_MS = 60_000
 """The kernel drops a connection whose peer takes nothing for so long: closing one flushes it."""
 
 
-def hypercorn_config(listen_fd: int) -> Config:
+def hypercorn_config(listen_fd: int, flags: FrontendConfig) -> Config:
     config = Config()
+    if flags.ssl_certfile is not None:
+        config.certfile = str(flags.ssl_certfile)
+        config.keyfile = str(flags.ssl_keyfile)
+        config.alpn_protocols = ["http/1.1"]
     config.bind = [f"fd://{listen_fd}"]
     config.backlog = BACKLOG
     config.graceful_timeout = GRACEFUL_S
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 1_000_000_000
-    config.h11_max_incomplete_size = 16 * 1024
+    config.h11_max_incomplete_size = flags.max_header_bytes
     config.max_app_queue_size = 64
     config.accesslog = None
     config.errorlog = "-"
@@ -41,13 +45,17 @@ def hypercorn_config(listen_fd: int) -> Config:
 
 
 async def serve_http(
-    app: Starlette, listen_fd: int, run_until_end: Callable[[], Awaitable[None]]
+    app: ASGIApp,
+    listen_fd: int,
+    flags: FrontendConfig,
+    run_until_end: Callable[[], Awaitable[None]],
 ) -> None:
     """Serves until `run_until_end` returns; it is called when connections are accepted."""
     _drop_stuck_peers(listen_fd)
     # Starlette types ASGI messages as mappings, hypercorn as one TypedDict a kind.
-    asgi_app = cast(ASGIFramework, AccessLog(app))
-    await serve(asgi_app, hypercorn_config(listen_fd), shutdown_trigger=run_until_end, mode="asgi")
+    asgi_app = cast(ASGIFramework, app)
+    config = hypercorn_config(listen_fd, flags)
+    await serve(asgi_app, config, shutdown_trigger=run_until_end, mode="asgi")
 
 
 def _drop_stuck_peers(listen_fd: int) -> None:

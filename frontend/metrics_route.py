@@ -68,7 +68,7 @@ HISTOGRAMS: tuple[tuple[str, str, int, str], ...] = (
 def metrics_endpoint(state: ServerState) -> Callable[[Request], Awaitable[Response]]:
     async def metrics(request: Request) -> Response:
         """In the format that the Accept header asks for; 503 when the engine does not serve."""
-        engine = state.client.require_ready()
+        engine = state.client.require_engine()
         answer = await state.client.read_metrics()
         registry = _Snapshot(list(families(answer, engine, state.model_name)))
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

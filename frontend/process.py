@@ -1,7 +1,8 @@
 """The frontend process: loads what it needs of the model, joins the core, serves HTTP, ends.
 
-Owns the order of start and end and nothing of a request. SIGTERM stops accepting, ends running
-requests with an error that says so, and exits 0 within a few seconds. Started by the supervisor.
+Owns the order of start and end and nothing of a request. On SIGTERM it is ready no more, lets
+running requests finish for as long as --shutdown-timeout says, ends the rest with an error that
+says so, and exits 0. SIGINT, which only the supervisor can send, skips the wait.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ from cearx.frontend.tokenizer import load_tokenizer
 PROMPT_THREADS = 2
 END_WITHIN_S = 3.0
 """From SIGTERM to the end, whatever the connections do; longer than `http_server.GRACEFUL_S`."""
+
+DRAIN_LOOK_S = 0.05
 
 log = structlog.get_logger()
 
@@ -64,8 +67,14 @@ def _run(main_coroutine: Coroutine[Any, Any, None]) -> None:
 async def _serve(
     launch: FrontendLaunch, context: zmq.Context[zmq.Socket[bytes]], supervisor: SupervisorLink
 ) -> None:
-    end_requested = anyio.Event()
+    end_requested, ends_now = anyio.Event(), anyio.Event()
+
+    def end_now() -> None:
+        end_requested.set()
+        ends_now.set()
+
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end_requested.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, end_now)
     client = EngineClient(context, launch.runtime_dir, launch.boot_id, launch.frontend_index)
     try:
         supervisor.progress("loading tokenizer")
@@ -73,7 +82,7 @@ async def _serve(
         supervisor.progress("waiting for the engine")
         await _wait_ready(client, end_requested)
         if not end_requested.is_set():
-            await _serve_until(end_requested, launch, state, supervisor)
+            await _serve_until(end_requested, ends_now, launch, state, supervisor)
     finally:
         client.close()
 
@@ -97,6 +106,7 @@ def _load(launch: FrontendLaunch, client: EngineClient) -> ServerState:
         hash_secret=launch.hash_secret,
         parser=RequestParser(config.strict_params),
         prompt_threads=anyio.CapacityLimiter(PROMPT_THREADS),
+        api_key_digests=launch.api_key_digests,
     )
 
 
@@ -119,6 +129,7 @@ async def _wait_ready(client: EngineClient, end_requested: anyio.Event) -> None:
 
 async def _serve_until(
     end_requested: anyio.Event,
+    ends_now: anyio.Event,
     launch: FrontendLaunch,
     state: ServerState,
     supervisor: SupervisorLink,
@@ -133,10 +144,19 @@ async def _serve_until(
         supervisor.ready()
         await end_requested.wait()
         log.info("ending", running=state.client.num_outstanding)
+        await _drain(state.client, launch.config.shutdown_timeout, ends_now)
         state.client.shut_down()
         loop.call_later(END_WITHIN_S, _end_now)
 
-    await serve_http(build_app(state), launch.listen_fd, run_until_end)
+    await serve_http(build_app(state), launch.listen_fd, launch.config, run_until_end)
+
+
+async def _drain(client: EngineClient, timeout_s: int, ends_now: anyio.Event) -> None:
+    """Until every request has ended, the time is over, or somebody has no time."""
+    client.drain()
+    with anyio.move_on_after(timeout_s):
+        while client.is_busy and not ends_now.is_set():
+            await anyio.sleep(DRAIN_LOOK_S)
 
 
 def _note_broken_connection(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -54,6 +54,8 @@ class PromptPacker(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     """What can never fit is not even tokenised: that takes seconds for a few MiB."""
     hash_secret: bytes
+    tenant: str | None = None
+    """Part of the cache salt: what one tenant computed is never found by another."""
 
     def encode(self, param: str, text: str, rules: PromptRules) -> Prompt:
         """Raises ApiError for an empty text and for one that exceeds the context for sure."""
@@ -84,7 +86,7 @@ class PromptPacker(msgspec.Struct, frozen=True, kw_only=True):
                 f"{limit} tokens",
             )
         packed = pack_tokens(tuple(token_ids))
-        root = root_hash(self.hash_secret, rules.cache_salt)
+        root = root_hash(self.hash_secret, self._salt(rules.cache_salt))
         hashes: tuple[BlockHash, ...] = ()
         if self.engine.enable_prefix_caching:
             hashes = prompt_hashes(self.hash_secret, root, packed, self.engine.block_size)
@@ -96,6 +98,10 @@ class PromptPacker(msgspec.Struct, frozen=True, kw_only=True):
             cache_root=root,
             text=text,
         )
+
+    def _salt(self, cache_salt: str | None) -> str | None:
+        # A tenant's name has a fixed length, so no salt of another can look like this one.
+        return cache_salt if self.tenant is None else self.tenant + (cache_salt or "")
 
 
 def encode_completion_prompts(

@@ -17,6 +17,7 @@ from cearx.frontend.choice import Choice, ChoiceDelta, join_deltas
 from cearx.frontend.engine_client import EngineClient, EngineRequest, RequestStream
 from cearx.frontend.errors import ApiError, server_error
 from cearx.frontend.http_io import send_body
+from cearx.frontend.keep_alive import COMMENT, KeepAlive
 from cearx.frontend.openai_types import PromptTokensDetails, Usage
 
 STREAM_HEADERS = [
@@ -24,6 +25,8 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+
+START = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
 
 log = structlog.get_logger()
 
@@ -40,6 +43,8 @@ class AnswerPlan(msgspec.Struct, kw_only=True):
     stream: bool
     stream_interval: int
     """At most so many tokens in an event."""
+    keep_alive_s: float = 0
+    """Silence after which a stream gets a comment; 0: never."""
     include_usage: bool
     continuous_usage: bool
     shows_cached_tokens: bool
@@ -150,16 +155,17 @@ async def _send_whole(plan: AnswerPlan, stream: RequestStream, answer: Answer, s
 async def _send_stream(plan: AnswerPlan, stream: RequestStream, answer: Answer, send: Send) -> None:
     has_started = False
     try:
-        async for batch in stream:
-            events = answer.events(batch)
-            if events and not has_started:
-                has_started = True
-                start = {"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS}
-                await send(start)
-            if events:
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-            if answer.failure is not None:
-                raise answer.failure
+        with KeepAlive(stream, plan.keep_alive_s) as keep_alive:
+            async for batch in stream:
+                events = answer.events(batch) if batch else COMMENT
+                if events:
+                    if not has_started:
+                        has_started = True
+                        await send(START)
+                    keep_alive.num_sent += 1
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+                if answer.failure is not None:
+                    raise answer.failure
         last = plan.format.usage_chunk(answer.usage()) if plan.include_usage else b""
     except Exception as error:
         if not has_started:

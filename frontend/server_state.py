@@ -5,6 +5,7 @@ import msgspec
 
 from cearx.core.config import FrontendConfig
 from cearx.core.messages import EngineReady
+from cearx.frontend.caller import Caller
 from cearx.frontend.chat_template import ChatTemplate
 from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.generation_defaults import GenerationDefaults
@@ -32,6 +33,15 @@ class ServerState(msgspec.Struct, kw_only=True):
     parser: RequestParser
     prompt_threads: anyio.CapacityLimiter
     """Bounds the threads that render and tokenise, so that streams keep their share of the CPU."""
+    api_key_digests: tuple[bytes, ...] = ()
+    tenant: str | None = None
+    """Whose prefix cache a request uses, when there are several API keys."""
+
+    def for_caller(self, caller: Caller) -> "ServerState":
+        """As one request sees it."""
+        if caller.tenant is None:
+            return self
+        return msgspec.structs.replace(self, tenant=caller.tenant)
 
     def context_length(self, engine: EngineReady) -> int:
         """Tokens of prompt and output that one request may have: the model's, or the pool's."""
@@ -43,4 +53,5 @@ class ServerState(msgspec.Struct, kw_only=True):
             engine=engine,
             context_length=self.context_length(engine),
             hash_secret=self.hash_secret,
+            tenant=self.tenant,
         )

@@ -20,7 +20,9 @@ def serve(scope: dict[str, Any], statuses: list[int]) -> list[dict[str, Any]]:
         pass
 
     with capture_logs() as lines:
-        asyncio.run(AccessLog(app)({"type": "http", "method": "POST", **scope}, drop, drop))  # type: ignore[arg-type]
+        asyncio.run(
+            AccessLog(app)({"type": "http", "method": "POST", "headers": [], **scope}, drop, drop)
+        )  # type: ignore[arg-type]
     return lines
 
 
@@ -37,6 +39,7 @@ def test_a_request_is_one_line(path: bytes, statuses: list[int], level: str, sta
     """Method, path, status and time; health checks only at debug."""
     (line,) = serve({"raw_path": path}, statuses)
     assert line.pop("ms") >= 0
+    assert len(line.pop("request_id")) == 32
     assert line == {
         "event": "request",
         "log_level": level,

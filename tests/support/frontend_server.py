@@ -17,6 +17,7 @@ from fake_core import FakeCore
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from cearx.core.api_keys import key_digest
 from cearx.core.config import FrontendConfig
 from cearx.core.messages import EngineReady
 from cearx.frontend.app import build_app
@@ -102,7 +103,11 @@ class FrontendServer:
 
 @contextmanager
 def frontend_server(
-    engine: EngineReady = ENGINE, *, ready: bool = True, **config: Any
+    engine: EngineReady = ENGINE,
+    *,
+    ready: bool = True,
+    api_keys: tuple[str, ...] = (),
+    **config: Any,
 ) -> Iterator[FrontendServer]:
     """Serves until the block ends; everything is gone afterwards."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
@@ -117,6 +122,7 @@ def frontend_server(
             context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
             client = EngineClient(context, Path(folder), BOOT_ID, 0)
             server.state = build_state(client, FrontendConfig(**config))
+            server.state.api_key_digests = tuple(key_digest(key.encode()) for key in api_keys)
 
             async def run_until_end() -> None:
                 if ready:
@@ -125,7 +131,8 @@ def frontend_server(
                 await server.shut_down.wait()
                 client.shut_down()
 
-            await serve_http(build_app(server.state), listener.detach(), run_until_end)
+            flags = server.state.config
+            await serve_http(build_app(server.state), listener.detach(), flags, run_until_end)
             client.close()
             context.destroy(linger=0)
 
