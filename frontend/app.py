@@ -21,6 +21,15 @@ from cearx.frontend.generation_route import GenerationRoute
 from cearx.frontend.metrics_route import metrics_endpoint
 from cearx.frontend.openai_types import ModelCard, ModelList
 from cearx.frontend.server_state import ServerState
+from cearx.frontend.token_routes import (
+    AbortRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    abort_requests,
+    detokenize,
+    json_endpoint,
+    tokenize,
+)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -55,6 +64,7 @@ def _routes(state: ServerState) -> Starlette:
             Route("/v1/models", _models(state)),
             Route("/v1/models/{name:path}", _model(state)),
             Route("/reset_prefix_cache", _reset_prefix_cache(state), methods=["POST"]),
+            *_small_routes(state),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
         ],
@@ -66,6 +76,17 @@ def _routes(state: ServerState) -> Starlette:
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _small_routes(state: ServerState) -> list[Route]:
+    return [
+        Route(path, endpoint, methods=["POST"])
+        for path, endpoint in (
+            ("/tokenize", json_endpoint(state, TokenizeRequest, tokenize)),
+            ("/detokenize", json_endpoint(state, DetokenizeRequest, detokenize)),
+            ("/abort_requests", json_endpoint(state, AbortRequest, abort_requests)),
+        )
+    ]
 
 
 def _json(value: object) -> Response:

@@ -12,9 +12,9 @@ import msgspec
 import structlog
 
 from cearx.frontend.errors import ApiError, invalid, not_supported, shown
-from cearx.frontend.openai_types import GenerationRequest, StreamOptions
+from cearx.frontend.openai_types import StreamOptions
 
-REQUEST = TypeVar("REQUEST", bound=GenerationRequest)
+REQUEST = TypeVar("REQUEST", bound=msgspec.Struct)
 
 MAX_WARNED_FIELDS = 256
 """Names of unknown fields that are remembered and logged; clients choose them."""
@@ -87,9 +87,11 @@ class RequestParser:
         """Raises ApiError (400)."""
         fields = _decode_object(body)
         for name, value in fields.items():
+            if name in request_type.__struct_fields__:
+                continue
             if name in UNBUILT:
                 _refuse_unbuilt(name, value)
-            elif name not in request_type.__struct_fields__:
+            else:
                 self.note_unknown(name)
         options = fields.get("stream_options")
         if isinstance(options, dict):
