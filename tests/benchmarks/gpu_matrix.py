@@ -18,15 +18,15 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / ".typing"))
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / ".typing"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import httpx
 from make_dummy_model import find_config, make_dummy_model
 
 from cearx.frontend.bench.results import read_results, write_results
 
+ROOT = Path(__file__).parents[2]
 END_TIMEOUT_S = 60
 LOG_LINES = 40
 
