@@ -79,12 +79,17 @@ class Operands:
         else:
             layer_linear.linear(self.x_TK, weight_NK, self.out_TN)
 
-    def relative_error(self, weight_NK: torch.Tensor) -> float:
-        """Of one run into poisoned or zeroed outputs, against float32; NaN if one was missed."""
+    def relative_error(
+        self, weight_NK: torch.Tensor, replay: Callable[[], None] | None = None
+    ) -> float:
+        """Of one run, or replay of one, into poisoned or zeroed outputs, against float32."""
         self.out_TN.fill_(0 if self.product.kind == "linear_add" else torch.nan)
         self.scratch_TK.fill_(torch.nan)
         self.wide_TN.fill_(torch.nan)
-        self.run(weight_NK)
+        if replay is None:
+            self.run(weight_NK)
+        else:
+            replay()
         wanted = self._reference(weight_NK)
         return ((self.out_TN.float() - wanted).norm() / wanted.norm()).item()
 
