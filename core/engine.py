@@ -205,7 +205,10 @@ class Engine:
         )
         self._by_key[frontend_index, submit.request_key] = request_id
         self._unsent[request_id] = NewRequest(
-            request_id=request_id, token_ids=submit.token_ids, sampling=submit.sampling
+            request_id=request_id,
+            token_ids=submit.token_ids,
+            sampling=submit.sampling,
+            grammar=submit.grammar,
         )
         return None
 

@@ -81,6 +81,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """(token id, logprob), most likely first, num_logprobs of them."""
 
 
+class Vocabulary(_Message, frozen=True, tag="vocabulary"):
+    """What grammars need to know of the tokens; passed on to the worker as it is."""
+
+    token_bytes: bytes
+    """The bytes of all tokens, one behind the other; those of special ones as they are written."""
+    token_lengths: bytes
+    """Bytes of each token, `pack_tokens`."""
+    special_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
+
+
 # --- frontend -> core -----------------------------------------------------------------------
 
 
@@ -108,6 +119,8 @@ class Submit(_Message, frozen=True, tag="submit"):
     """When the frontend had read the HTTP request, on the machine's monotonic clock."""
     num_choices: int = 0
     """n of the HTTP request in the first of its n submits, 0 in the others."""
+    grammar: str | None = None
+    """What the output must follow (`core/grammar.py`); a `Vocabulary` was sent before."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
@@ -134,7 +147,9 @@ class AbortLabels(_Message, frozen=True, tag="abort_labels"):
     labels: tuple[str, ...]
 
 
-FrontendToCore = FrontendHello | Submit | Cancel | ResetPrefixCache | ReadMetrics | AbortLabels
+FrontendToCore = (
+    FrontendHello | Vocabulary | Submit | Cancel | ResetPrefixCache | ReadMetrics | AbortLabels
+)
 
 # --- core -> frontend -----------------------------------------------------------------------
 
@@ -196,6 +211,15 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     request_id: RequestId
     token_ids: bytes
     sampling: SamplingParams
+    grammar: str | None = None
+    """What the output must follow; it was prepared."""
+
+
+class PrepareGrammar(_Message, frozen=True, tag="prepare_grammar"):
+    """Asks for a grammar to be compiled beside the steps; answered by `GrammarPrepared`."""
+
+    key: int
+    grammar: str
 
 
 class ExecuteStep(_Message, frozen=True, tag="step"):
@@ -205,7 +229,7 @@ class ExecuteStep(_Message, frozen=True, tag="step"):
     """Forget these; applied before the plan."""
 
 
-CoreToWorker = ExecuteStep
+CoreToWorker = ExecuteStep | Vocabulary | PrepareGrammar
 
 # --- worker -> core -------------------------------------------------------------------------
 
@@ -245,7 +269,13 @@ class StepResult(_Message, frozen=True, tag="result"):
     """Of the chunks whose requests ask for them."""
 
 
-WorkerToCore = WorkerReady | StepResult
+class GrammarPrepared(_Message, frozen=True, tag="grammar_prepared"):
+    key: int
+    error: str | None
+    """Why there will be no such grammar."""
+
+
+WorkerToCore = WorkerReady | StepResult | GrammarPrepared
 
 # --- child -> supervisor --------------------------------------------------------------------
 

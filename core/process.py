@@ -16,6 +16,7 @@ from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch
 from cearx.core.config import CoreLaunch, scheduler_config
 from cearx.core.engine import Engine, EventLog, MessageRejected, NullLog, ended_output
 from cearx.core.events import FinishReason
+from cearx.core.grammar_waits import GrammarWaits
 from cearx.core.link import Channel, DealerLink, configure
 from cearx.core.messages import (
     AbortLabels,
@@ -25,12 +26,14 @@ from cearx.core.messages import (
     EngineMetrics,
     EngineReady,
     FrontendToCore,
+    GrammarPrepared,
     Output,
     ReadMetrics,
     ResetPrefixCache,
     StepOutputs,
     StepResult,
     Submit,
+    Vocabulary,
     WorkerReady,
     WorkerToCore,
 )
@@ -70,6 +73,7 @@ class CoreProcess:
         self._poller = zmq.Poller()
         for waitable in (socket, self._frontends.socket, self._stop_fd):
             self._poller.register(waitable, zmq.POLLIN)
+        self._grammar_waits = GrammarWaits()
         self._schedule_us = 0
         self._stalls = StallWatch()
         self._is_stall_pinned = False
@@ -95,20 +99,21 @@ class CoreProcess:
             while (received := self._frontends.receive()) is not None:
                 name, message = received
                 index = self._frontend_names.index(name)
-                if isinstance(message, Submit):
+                if isinstance(message, Submit) and message.grammar is not None:
+                    self._worker.send(self._grammar_waits.hold(index, message))
+                elif isinstance(message, Submit):
                     self._submit(engine, metrics, index, message)
                 elif isinstance(message, ReadMetrics):
                     self._send_metrics(engine, metrics, index, message.number)
                 else:
                     self._take(engine, ready, index, message)
-            while (result := self._worker.receive()) is not None:
-                if isinstance(result, StepResult):
-                    self._finish(engine, result)
+            self._take_results(engine, metrics)
             self._plan(engine)
             engine.flush_log()
             self._worker.flush()
             for name in self._frontends.flush():
                 log.error("frontend lost, its requests are cancelled", frontend=name)
+                self._grammar_waits.cancel(self._frontend_names.index(name))
                 engine.cancel_frontend(self._frontend_names.index(name))
             engine.maintain_log()  # last: nobody waits for the core here
             self._look_for_stall(engine)
@@ -163,6 +168,26 @@ class CoreProcess:
             if refused is not None:
                 self._send(frontend_index, refused)
 
+    def _take_results(self, engine: Engine, metrics: MetricsFold) -> None:
+        while (result := self._worker.receive()) is not None:
+            if isinstance(result, StepResult):
+                self._finish(engine, result)
+            elif isinstance(result, GrammarPrepared):
+                self._let_in(engine, metrics, result)
+
+    def _let_in(self, engine: Engine, metrics: MetricsFold, prepared: GrammarPrepared) -> None:
+        """A request arrives when its grammar is there."""
+        held = self._grammar_waits.release(prepared.key)
+        if held is None:  # taken back meanwhile
+            return
+        frontend_index, submit = held
+        if prepared.error is None:
+            self._submit(engine, metrics, frontend_index, submit)
+            return
+        log.error("grammar failed in the worker", reason=prepared.error)
+        failed = ended_output(submit.request_key, FinishReason.FAILED)
+        self._send_outputs({frontend_index: [failed]})
+
     def _send_metrics(
         self, engine: Engine, metrics: MetricsFold, frontend_index: int, number: int
     ) -> None:
@@ -178,7 +203,10 @@ class CoreProcess:
         self, engine: Engine, ready: EngineReady, frontend_index: int, message: FrontendToCore
     ) -> None:
         if isinstance(message, Cancel):
+            self._grammar_waits.cancel(frontend_index, message.request_key)
             engine.cancel(frontend_index, message)
+        elif isinstance(message, Vocabulary):
+            self._worker.send(message)
         elif isinstance(message, ResetPrefixCache):
             engine.reset_prefix_cache()
         elif isinstance(message, AbortLabels):

@@ -8,7 +8,12 @@ from cearx.frontend.answer_format import ChatFormat
 from cearx.frontend.chat_messages import template_messages, unknown_fields
 from cearx.frontend.chat_template import ChatTemplate, ChatTemplateError, cut_behind, require
 from cearx.frontend.errors import ApiError, invalid, not_supported, shown
-from cearx.frontend.generation_route import answer_format, build_plan, check_model
+from cearx.frontend.generation_route import (
+    answer_format,
+    build_plan,
+    check_model,
+    checked_grammar,
+)
 from cearx.frontend.openai_types import ChatCompletionRequest
 from cearx.frontend.prompts import Prompt, prompt_rules
 from cearx.frontend.respond import AnswerPlan
@@ -40,6 +45,7 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
         max_tokens=max_tokens,
         num_logprobs=_num_logprobs(request, state.config.max_logprobs),
         state=state,
+        grammar=await checked_grammar(state, request),
     )
     kwargs = _template_kwargs(request.chat_template_kwargs or {})
     packer = state.prompt_packer(engine)

@@ -4,7 +4,12 @@ from anyio import to_thread
 
 from cearx.frontend.answer_format import CompletionFormat
 from cearx.frontend.errors import invalid
-from cearx.frontend.generation_route import answer_format, build_plan, check_model
+from cearx.frontend.generation_route import (
+    answer_format,
+    build_plan,
+    check_model,
+    checked_grammar,
+)
 from cearx.frontend.openai_types import CompletionRequest
 from cearx.frontend.prompts import Prompt, encode_completion_prompts, prompt_rules
 from cearx.frontend.respond import AnswerPlan
@@ -29,7 +34,11 @@ async def plan_completion(state: ServerState, body: bytes) -> AnswerPlan:
     if max_tokens == 0 and not request.echo:
         raise invalid("max_tokens", "max_tokens must be >= 1 unless echo is true, got 0")
     generation = build_generation(
-        request, max_tokens=max_tokens, num_logprobs=num_logprobs, state=state
+        request,
+        max_tokens=max_tokens,
+        num_logprobs=num_logprobs,
+        state=state,
+        grammar=await checked_grammar(state, request),
     )
     packer = state.prompt_packer(engine)
     rules = prompt_rules(

@@ -29,6 +29,7 @@ from cearx.core.messages import (
     SamplingParams,
     StepOutputs,
     Submit,
+    Vocabulary,
 )
 from cearx.frontend.core_socket import CoreSocket
 from cearx.frontend.errors import ApiError, refused, unavailable
@@ -55,6 +56,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     has_exact_length: bool = False
     num_choices: int = 0
     """n in the first of a prompt's n requests, for the metrics."""
+    grammar: str | None = None
+    """What the output must follow; it was checked, and the vocabulary was sent."""
 
 
 class RequestStream:
@@ -213,6 +216,11 @@ class EngineClient:
             self._socket.send(Cancel(request_key=key, reason=reason))
             self._fill_window()
 
+    def send_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """For grammars; raises ApiError (503)."""
+        self.require_ready()
+        self._socket.send(vocabulary)
+
     async def read_metrics(self) -> EngineMetrics:
         """What the core has counted up to now, for all frontends; raises ApiError (503)."""
         self.require_engine()
@@ -317,4 +325,5 @@ def _submit(key: RequestKey, request: EngineRequest, received_us: int | None) ->
         has_exact_length=request.has_exact_length,
         received_us=received_us,
         num_choices=request.num_choices,
+        grammar=request.grammar,
     )

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
+from anyio import to_thread
 from starlette.types import Receive, Scope, Send
 
 from cearx.core.block_hash import DIGEST_SIZE
@@ -28,6 +29,7 @@ from cearx.frontend.prompts import Prompt
 from cearx.frontend.respond import AnswerPlan, respond
 from cearx.frontend.sampling import Generation
 from cearx.frontend.server_state import ServerState
+from cearx.frontend.structured_output import constraint_of, is_constrained
 
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Log-probabilities of prompts in one answer; each is some 50 bytes of its body."""
@@ -71,6 +73,17 @@ def check_model(state: ServerState, name: str | None) -> None:
     """An absent name means the model that is served; raises ApiError (404) for another."""
     if name is not None and name != state.model_name:
         raise model_not_found(name, state.model_name)
+
+
+async def checked_grammar(state: ServerState, request: GenerationRequest) -> str | None:
+    """What the output of a request must follow, if anything; raises ApiError."""
+    if not is_constrained(request):
+        return None
+    constraint = await to_thread.run_sync(constraint_of, request, limiter=state.prompt_threads)
+    if constraint is None:
+        return None
+    await state.grammars.check(constraint)
+    return constraint.grammar
 
 
 def answer_format(
@@ -123,6 +136,7 @@ def build_plan(
                     priority=generation.priority,
                     has_exact_length=generation.has_exact_length,
                     num_choices=0 if number else generation.num_choices,
+                    grammar=generation.grammar,
                 )
             )
             detokenizer = IncrementalDetokenizer(

@@ -89,6 +89,13 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     """Tokens in log-probabilities are written as `token_id:7`."""
     request_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     """A label for the answer's id; it need not be unique."""
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    """vLLM's: one of json, regex, choice, grammar, json_object; `structured_output.py` checks."""
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[Any] | None = None
+    guided_grammar: str | None = None
 
     # Hints for OpenAI's own fleet; they change nothing in an answer.
     user: str | None = None

@@ -24,6 +24,7 @@ from cearx.frontend.chat_template import load_chat_template
 from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.errors import ApiError
 from cearx.frontend.generation_defaults import load_generation_defaults
+from cearx.frontend.grammar_checker import GrammarChecker
 from cearx.frontend.http_server import serve_http
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.server_state import ServerState
@@ -105,6 +106,7 @@ def _load(launch: FrontendLaunch, client: EngineClient) -> ServerState:
         eos_token_ids=tuple(sorted(ends)),
         hash_secret=launch.hash_secret,
         parser=RequestParser(config.strict_params),
+        grammars=GrammarChecker(client, tokenizer, tuple(sorted(ends))),
         prompt_threads=anyio.CapacityLimiter(PROMPT_THREADS),
         api_key_digests=launch.api_key_digests,
     )
@@ -147,6 +149,7 @@ async def _serve_until(
         await _drain(state.client, launch.config.shutdown_timeout, ends_now)
         state.client.shut_down()
         loop.call_later(END_WITHIN_S, _end_now)
+        await state.grammars.close()
 
     await serve_http(build_app(state), launch.listen_fd, launch.config, run_until_end)
 

@@ -40,6 +40,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_logprobs: int | None
     """The same for the prompt's own field of the answer."""
     shows_token_ids: bool
+    grammar: str | None
+    """What the output must follow."""
     priority: int
     has_exact_length: bool
     """Whether nothing but max_tokens ends it."""
@@ -78,8 +80,12 @@ def build_generation(
     max_tokens: int | None,
     num_logprobs: int | None,
     state: ServerState,
+    grammar: str | None = None,
 ) -> Generation:
-    """Raises ApiError. The routes have different names for max_tokens and num_logprobs."""
+    """Raises ApiError. The routes have different names for max_tokens and num_logprobs.
+
+    `grammar`: what the output must follow, checked already.
+    """
     engine, defaults = state.client.require_ready(), state.defaults
     min_tokens = request.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
@@ -125,6 +131,7 @@ def build_generation(
         num_echo_logprobs=num_logprobs if echo and isinstance(request, CompletionRequest) else None,
         num_prompt_logprobs=_num_prompt_logprobs(request, state.config.max_logprobs),
         shows_token_ids=bool(request.return_token_ids),
+        grammar=grammar,
         priority=priority,
         has_exact_length=not (stop or sampling.eos_token_ids or sampling.stop_token_ids),
         stream=bool(request.stream),

@@ -9,6 +9,7 @@ from cearx.frontend.caller import Caller
 from cearx.frontend.chat_template import ChatTemplate
 from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.generation_defaults import GenerationDefaults
+from cearx.frontend.grammar_checker import GrammarChecker
 from cearx.frontend.prompts import PromptPacker
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.tokenizer import Tokenizer
@@ -31,6 +32,7 @@ class ServerState(msgspec.Struct, kw_only=True):
     """Every id that ends a generation, of the tokenizer and of the model's publisher."""
     hash_secret: bytes
     parser: RequestParser
+    grammars: GrammarChecker
     prompt_threads: anyio.CapacityLimiter
     """Bounds the threads that render and tokenise, so that streams keep their share of the CPU."""
     api_key_digests: tuple[bytes, ...] = ()

@@ -149,12 +149,18 @@ def serve(
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(stop_fd, zmq.POLLIN)
+    grammars = worker.runner.grammars
+    poller.register(grammars.wake_fd, zmq.POLLIN)
     link.send(worker.ready)
     num_dropped = 0
     while stop_fd not in dict(poller.poll(RETRY_MS if link.has_pending else None)):
-        step = link.receive()
-        if isinstance(step, ExecuteStep):
-            link.send(worker.runner.execute(step))
+        message = link.receive()
+        if isinstance(message, ExecuteStep):
+            link.send(worker.runner.execute(message))
+        elif message is not None:
+            grammars.take(message)
+        for prepared in grammars.finished():
+            link.send(prepared)
         link.flush()
         counters = link.channel.counters
         dropped = counters.malformed + counters.foreign + counters.stale

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from cearx.core.identifiers import RequestId
 from cearx.core.messages import ExecuteStep, NewRequest, RowOutput, unpack_tokens
+from cearx.worker.grammar_table import GrammarTable
 from cearx.worker.sampling_rule import SamplingRule, check_token_ids
 from cearx.worker.seats import SeatTable
 
@@ -72,6 +73,7 @@ class RequestStates:
     def __init__(self, seats: SeatTable, vocab_size: int) -> None:
         self.seats = seats
         self.vocab_size = vocab_size
+        self.grammars = GrammarTable(vocab_size)
         self._states: dict[RequestId, RequestState] = {}
 
     def __len__(self) -> int:
@@ -88,7 +90,7 @@ class RequestStates:
                 self._vacate(state)
         for new in step.new_requests:
             assert new.request_id not in self._states, f"request {new.request_id} is known already"
-            self._states[new.request_id] = new_state(new, self.vocab_size)
+            self._states[new.request_id] = new_state(new, self.vocab_size, self.grammars)
         for request_id in step.plan.preempted:
             self._vacate(self._states[request_id])
         for admission in step.plan.admitted:
@@ -117,7 +119,7 @@ class RequestStates:
             state.seat = None
 
 
-def new_state(new: NewRequest, vocab_size: int) -> RequestState:
+def new_state(new: NewRequest, vocab_size: int, grammars: GrammarTable) -> RequestState:
     """The state of a request that arrives; one that cannot be sampled keeps the reason instead.
 
     The plan counts on its tokens, so its rows are computed like any other's, with token 0 for those
@@ -127,7 +129,8 @@ def new_state(new: NewRequest, vocab_size: int) -> RequestState:
     try:
         outside = prompt[(prompt < 0) | (prompt >= vocab_size)]
         check_token_ids("prompt", outside[:1].tolist(), vocab_size)
-        rule = SamplingRule(new.sampling, prompt.tolist(), vocab_size)
+        matcher = None if new.grammar is None else grammars.matcher(new.grammar)
+        rule = SamplingRule(new.sampling, prompt.tolist(), vocab_size, matcher)
     except (ValueError, OverflowError) as error:
         valid = np.where((prompt < 0) | (prompt >= vocab_size), 0, prompt)
         return RequestState(new.request_id, valid, None, f"invalid request: {error}")

@@ -18,6 +18,7 @@ from cearx.core.messages import RowOutput
 from cearx.worker.logprobs import token_logprobs
 from cearx.worker.request_states import RequestState
 from cearx.worker.sampling_rule import SamplingRule
+from cearx.worker.token_constraint import ConstraintError
 from cearx.worker.token_filter import Ids, Weights, keep_min_p, keep_top_p, top_k_ids
 from cearx.worker.uniform import TokenUniforms
 
@@ -75,7 +76,7 @@ class Sampler:
                 logprobs=token_logprobs(raw_V, log_sum, token_id, num_logprobs),
                 error=None,
             )
-        except RowFailed as error:
+        except (RowFailed, ConstraintError) as error:
             return _row_failure(request, str(error))
         except Exception as error:  # whatever a request brings, the other rows go on
             log.exception("sampling failed", request_id=request.request_id)
@@ -88,7 +89,8 @@ class Sampler:
         if logits_V is not raw_V:
             best = int(logits_V.argmax())
             peak = float(logits_V[best])
-            if peak == -math.inf and rule.last_resort is not None:
+            is_at_end = peak == -math.inf and rule.constraint is None
+            if is_at_end and rule.last_resort is not None:
                 return rule.last_resort
             _check_peak(peak, "the logits after penalties and bias")
         if rule.is_greedy:

@@ -7,12 +7,14 @@ Legend: V vocabulary.
 
 from collections.abc import Iterable, Sequence
 
+import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
 from cearx.core.messages import SamplingParams
 from cearx.worker.banned_words import BannedWords
 from cearx.worker.penalties import TokenCounts
+from cearx.worker.token_constraint import TokenConstraint
 
 
 class SamplingRule:
@@ -21,7 +23,14 @@ class SamplingRule:
     Raises ValueError for a token id that is not in the vocabulary.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Iterable[int], vocab_size: int) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: Iterable[int],
+        vocab_size: int,
+        matcher: llguidance.LLMatcher | None = None,
+    ) -> None:
+        """`matcher`: at the beginning of the grammar that the output must follow."""
         self.params = params
         self.is_greedy = params.temperature == 0
         bias = dict(params.logit_bias)
@@ -49,7 +58,10 @@ class SamplingRule:
             refused = np.ones(vocab_size, np.bool_)
             refused[list(params.allowed_token_ids)] = False
             self._refused_ids = np.flatnonzero(refused)
-        has_limits = self._words is not None or self._refused_ids is not None
+        self.constraint: TokenConstraint | None = None
+        if matcher is not None:
+            self.constraint = TokenConstraint(matcher, self._ending_ids, vocab_size)
+        has_limits = any((self._words, self._refused_ids is not None, self.constraint))
         self._is_plain = not bias and not has_penalty and not has_limits
 
     @property
@@ -81,18 +93,26 @@ class SamplingRule:
             self._counts.add_output(token_id)
         if self._words is not None:
             self._words.add_output(token_id)
+        if self.constraint is not None:
+            self.constraint.add_output(token_id)
 
     def process(self, logits_V: NDArray[np.float32], num_outputs: int) -> NDArray[np.float32]:
         """The logits to choose from after `num_outputs` tokens; `logits_V` itself stays as it is.
 
-        In this order: logit_bias, what may not follow (min_tokens, bad_words, allowed_token_ids),
-        repetition, frequency and presence penalty.
+        In this order: logit_bias, what may not follow (min_tokens, bad_words, allowed_token_ids,
+        the grammar), repetition, frequency and presence penalty. Raises ConstraintError.
         """
         forbids_end = num_outputs < self.params.min_tokens and len(self._ending_ids) > 0
         if self._is_plain and not forbids_end:
             return logits_V
         processed_V = logits_V.copy()
         processed_V[self._bias_ids] += self._bias
+        if self.constraint is not None:
+            allowed_V = self.constraint.allowed()
+            np.copyto(processed_V, -np.inf, where=~allowed_V)
+            # At the end of its grammar a request cannot go on, whatever min_tokens says.
+            num_ends = int(np.count_nonzero(allowed_V[self._ending_ids]))
+            forbids_end = forbids_end and num_ends < int(np.count_nonzero(allowed_V))
         if forbids_end:
             processed_V[self._ending_ids] = -np.inf
         if self._words is not None:

@@ -11,6 +11,7 @@ import torch
 from cearx.core.events import StepPlan
 from cearx.core.messages import ExecuteStep, PromptLogprobs, RowOutput, StepResult
 from cearx.worker.batch_inputs import BatchInputs, BatchInputsBuilder
+from cearx.worker.grammar_table import GrammarTable
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.models.interface import LanguageModel
 from cearx.worker.prompt_logprobs import prompt_logprobs, wants_prompt_logprobs
@@ -34,6 +35,11 @@ class StepRunner:
         self._states = states
         self._inputs = inputs
         self._sampler = sampler
+
+    @property
+    def grammars(self) -> GrammarTable:
+        """What the requests' grammars are compiled in."""
+        return self._states.grammars
 
     @torch.inference_mode()
     def execute(self, step: ExecuteStep) -> StepResult:

@@ -109,9 +109,6 @@ VALUES = [
     ("request_id", "", ['""', ">= 1"]),
     ("return_token_ids", 1, ["1", "bool"]),
     # known elsewhere, not built here
-    ("response_format", {"type": "json_object"}, ["not supported", "json_object"]),
-    ("guided_json", {"type": "object"}, ["not supported"]),
-    ("structured_outputs", {"regex": "a"}, ["not supported"]),
     ("best_of", 2, ["not supported", "1", "2"]),
     ("use_beam_search", True, ["not supported"]),
     ("priority", 3, ["not supported", "0", "3"]),

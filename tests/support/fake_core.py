@@ -28,6 +28,7 @@ from cearx.core.messages import (
     StepOutputs,
     Submit,
     TokenLogprobs,
+    Vocabulary,
     unpack_tokens,
 )
 from cearx.core.metrics import Counters, EngineLoad, Histograms
@@ -91,6 +92,7 @@ class FakeCore:
         self.answers_hello = True
         self.most_running = 0
         self.num_resets = 0
+        self.vocabularies: list[Vocabulary] = []
         self.answers_metrics = True
         self.counters = Counters()
         self.histograms = Histograms.empty(engine.max_model_len)
@@ -174,6 +176,8 @@ class FakeCore:
         elif isinstance(message, ReadMetrics):
             if self.answers_metrics:
                 self._send(self._metrics(message.number))
+        elif isinstance(message, Vocabulary):
+            self.vocabularies.append(message)
         elif self.answers_hello:
             self._send(self._engine)
 

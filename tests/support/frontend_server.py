@@ -24,6 +24,7 @@ from cearx.frontend.app import build_app
 from cearx.frontend.chat_template import ChatTemplate
 from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.generation_defaults import GenerationDefaults
+from cearx.frontend.grammar_checker import GrammarChecker
 from cearx.frontend.http_server import serve_http
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.server_state import ServerState
@@ -74,6 +75,7 @@ def build_state(client: EngineClient, config: FrontendConfig) -> ServerState:
         eos_token_ids=tokenizer.eos_token_ids,
         hash_secret=SECRET,
         parser=RequestParser(config.strict_params),
+        grammars=GrammarChecker(client, tokenizer, tokenizer.eos_token_ids),
         prompt_threads=anyio.CapacityLimiter(2),
     )
 
@@ -129,6 +131,7 @@ def frontend_server(
                     await client.wait_ready()
                 accepting.set()
                 await server.shut_down.wait()
+                await server.state.grammars.close()
                 client.shut_down()
 
             flags = server.state.config

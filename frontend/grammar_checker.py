@@ -1,0 +1,156 @@
+"""Lets a request's grammar be tried in another process before the engine hears of the request.
+
+Owns the processes (`grammar_check.py`), their time limit, and what is known of grammars that were
+tried. So a bad grammar is a 400, and one that is too expensive costs its sender a few seconds and
+nobody else anything. Called by both routes; use inside the event loop.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import sys
+from collections import OrderedDict
+
+import msgspec
+import structlog
+from anyio import CancelScope, to_thread
+
+from cearx.core.grammar import pack_vocabulary
+from cearx.core.messages import Vocabulary
+from cearx.frontend.engine_client import EngineClient
+from cearx.frontend.errors import invalid, not_supported
+from cearx.frontend.grammar_check import FRAME, Check, Setup, Verdict, frame
+from cearx.frontend.structured_output import Constraint
+from cearx.frontend.tokenizer import Tokenizer
+
+MAX_PROCESSES = 2
+TIME_LIMIT_S = 2.0
+START_LIMIT_S = 30.0
+MAX_VERDICTS = 1024
+"""Grammars of which is remembered what came out."""
+
+TOO_EXPENSIVE = "it takes too much time, memory or nesting"
+
+log = structlog.get_logger()
+
+
+class _Process:
+    """One checking process between its start and its end."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, setup: Setup) -> "_Process":
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "cearx.frontend.grammar_check",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        started = cls(process)
+        try:
+            await started.ask(setup, START_LIMIT_S)
+        except BaseException:
+            await started.end()
+            raise
+        return started
+
+    async def ask(self, message: Setup | Check, limit_s: float) -> str | None:
+        """The verdict's error; raises TimeoutError, and EOFError or OSError when it has died."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        async with asyncio.timeout(limit_s):
+            self._process.stdin.write(frame(message))
+            await self._process.stdin.drain()
+            (size,) = FRAME.unpack(await self._process.stdout.readexactly(FRAME.size))
+            body = await self._process.stdout.readexactly(size)
+        return msgspec.msgpack.decode(body, type=Verdict).error
+
+    async def end(self) -> None:
+        """Kills it and waits until it is gone, even when the caller's task is cancelled."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        with CancelScope(shield=True):
+            self._process.stdin.close()
+            await self._process.wait()
+
+
+class GrammarChecker:
+    """Of one frontend. Starts nothing before the first grammar comes."""
+
+    def __init__(
+        self, client: EngineClient, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._setup: Setup | None = None
+        self._setting_up = asyncio.Lock()
+        self._slots = asyncio.Semaphore(MAX_PROCESSES)
+        self._idle: list[_Process] = []
+        self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
+
+    async def check(self, constraint: Constraint) -> None:
+        """Raises ApiError: 400 for a grammar that cannot be used, 503 without an engine."""
+        setup = await self._ready()
+        digest = hashlib.sha256(constraint.grammar.encode()).digest()
+        if digest in self._verdicts:
+            self._verdicts.move_to_end(digest)
+        else:
+            async with self._slots:
+                self._verdicts[digest] = await self._try(setup, constraint.grammar)
+            while len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+        error = self._verdicts[digest]
+        if error is not None:
+            raise invalid(constraint.param, f"{constraint.param} cannot be used: {error}")
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        while self._idle:
+            await self._idle.pop().end()
+
+    async def _ready(self) -> Setup:
+        """Tells the engine and the processes of the vocabulary, once."""
+        engine = self._client.require_ready()
+        ends = [i for i in self._eos_token_ids if i < engine.vocab_size]
+        if not ends:
+            name = "response_format"
+            raise not_supported(name, "The model has no token that could end a structured output")
+        async with self._setting_up:
+            if self._setup is None:
+                vocabulary = await to_thread.run_sync(vocabulary_of, self._tokenizer, tuple(ends))
+                self._client.send_vocabulary(vocabulary)
+                self._setup = Setup(vocabulary=vocabulary, vocab_size=engine.vocab_size)
+        return self._setup
+
+    async def _try(self, setup: Setup, grammar: str) -> str | None:
+        """What is wrong with a grammar, or None."""
+        process = self._idle.pop() if self._idle else await _Process.start(setup)
+        is_whole = False
+        try:
+            error = await process.ask(Check(grammar=grammar), TIME_LIMIT_S)
+            is_whole = True
+            return error
+        except (TimeoutError, EOFError, OSError) as error:
+            log.warning("a grammar was too expensive to check", reason=type(error).__name__)
+            return TOO_EXPENSIVE
+        finally:
+            if is_whole:
+                self._idle.append(process)
+            else:  # it is dead, or nobody knows what it will say next
+                await process.end()
+
+
+def vocabulary_of(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Vocabulary:
+    """All of its tokens as bytes; takes some 50 ms for 50,000 of them."""
+    ids = range(tokenizer.vocab_size)
+    return pack_vocabulary(
+        [tokenizer.token_bytes(i) for i in ids],
+        [i for i in ids if tokenizer.is_special(i)],
+        eos_token_ids,
+    )
