@@ -24,8 +24,10 @@ def _at_least(name: str, value: float | None, limit: float) -> None:
         raise ValueError(f"{name} must be at least {limit}, got {value}")
 
 
-def _check_budget(max_num_batched_tokens: int, max_num_seqs: int) -> None:
+def _check_budget(max_num_batched_tokens: int | None, max_num_seqs: int | None) -> None:
     """Every running request must be able to decode in every step."""
+    if max_num_batched_tokens is None or max_num_seqs is None:
+        return
     if max_num_batched_tokens < max_num_seqs:
         raise ValueError(
             f"--max-num-batched-tokens must be at least --max-num-seqs ({max_num_seqs}),"
@@ -102,10 +104,11 @@ class TraceLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    max_num_seqs: int = 64
-    """Requests that run at once."""
-    max_num_batched_tokens: int = 2048
-    """Token budget of a step: decodes and prefill chunks together."""
+    max_num_seqs: int | None = None
+    """Requests that run at once (default: 64 on the CPU, 256 on CUDA)."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of a step, decodes and prefill chunks together (default: 2048 on the CPU, 16384
+    on CUDA)."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of prompts that begin with the same tokens."""
     async_scheduling: bool = True
@@ -143,6 +146,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least("--max-num-seqs", self.max_num_seqs, 1)
+        _at_least("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
         for name in (
             "max_overtakes",
             "long_prefill_token_threshold",
@@ -160,15 +164,21 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scheduler_config(
-    core: CoreConfig, *, block_size: int, num_blocks: int, max_model_len: int
+    core: CoreConfig,
+    *,
+    block_size: int,
+    num_blocks: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
 ) -> SchedulerConfig:
-    """What the flags say, with the sizes of a worker; raises ValueError."""
+    """What the flags say, with the sizes that a worker chose; raises ValueError."""
     return SchedulerConfig(
         block_size=block_size,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
-        max_num_seqs=core.max_num_seqs,
-        max_num_batched_tokens=core.max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
         enable_prefix_caching=core.enable_prefix_caching,
         pipeline_depth=2 if core.async_scheduling else 1,
         admission=core.admission,
@@ -184,18 +194,31 @@ def scheduler_config(
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; 'auto' is CUDA where there is a GPU."""
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     """Where the weights come from; 'dummy' draws random ones from the seed."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights, activations and KV; 'auto' is float32 on the CPU."""
+    """Type of weights, activations and KV; 'auto' is float32 on the CPU, on CUDA the model's 16-bit
+    type or bfloat16."""
     max_model_len: int | None = None
     """Tokens of prompt and output together that one request may have (default: the model's)."""
-    block_size: int = 16
-    """Tokens in a KV block."""
+    block_size: int | None = None
+    """Tokens in a KV block (default: 16 on the CPU; 64 on CUDA, where it is 16, 32, 64, 128 or
+    256)."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """Type of keys and values; 'auto' is `dtype`, 'fp8' is refused: no kernel reads it yet."""
     kv_cache_memory: int | None = None
     """Bytes for the KV pool (default: a share of the free memory)."""
     kv_cache_memory_fraction: float = 0.3
-    """Share of the free memory that the KV pool takes when its size is not given."""
+    """Share of the free memory that the KV pool takes on the CPU when its size is not given."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory that weights, activations, graphs and KV pool take together."""
+    enforce_eager: bool = False
+    """Launch every kernel of a step one by one instead of replaying CUDA graphs."""
+    cuda_graph_sizes: str | None = None
+    """Batch sizes of decodes with a CUDA graph, with commas between (default: 1 to 16, then ever
+    wider steps); max_num_seqs always has one."""
     num_kv_blocks: int | None = None
     """Exact size of the KV pool in blocks, instead of bytes or a share (as vLLM's
     --num-gpu-blocks-override)."""
@@ -219,6 +242,26 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"--kv-cache-memory-fraction must be in (0, 1], got {self.kv_cache_memory_fraction}"
             )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}"
+            )
+        if self.kv_cache_dtype == "fp8":
+            raise ValueError("--kv-cache-dtype fp8 is not available yet; available: auto")
+        if self.cuda_graph_sizes is not None:
+            graph_sizes(self.cuda_graph_sizes)
+
+
+def graph_sizes(text: str) -> tuple[int, ...]:
+    """'1,2,8' as numbers, ascending; raises ValueError for anything else."""
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError as error:
+        raise ValueError(
+            f"--cuda-graph-sizes must be numbers with commas between, got {text!r}"
+        ) from error
+    _at_least("--cuda-graph-sizes", sizes[0], 1)
+    return tuple(sizes)
 
 
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,8 +377,9 @@ class CoreLaunch(LaunchSpec, frozen=True, kw_only=True, tag="core"):
 class WorkerLaunch(LaunchSpec, frozen=True, kw_only=True, tag="worker"):
     config: WorkerConfig
     model: ModelFiles
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: int | None
+    """None, here and below: the worker chooses what suits its device."""
+    max_num_batched_tokens: int | None
 
 
 class FrontendLaunch(LaunchSpec, frozen=True, kw_only=True, tag="frontend"):

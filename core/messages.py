@@ -239,6 +239,9 @@ class WorkerReady(_Message, frozen=True, tag="worker_ready"):
     block_size: int
     max_model_len: int
     vocab_size: int
+    max_num_seqs: int
+    """As given, or what suits the worker's device."""
+    max_num_batched_tokens: int
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

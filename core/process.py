@@ -258,6 +258,8 @@ def main() -> int:
             block_size=worker.block_size,
             num_blocks=worker.num_blocks,
             max_model_len=worker.max_model_len,
+            max_num_seqs=worker.max_num_seqs,
+            max_num_batched_tokens=worker.max_num_batched_tokens,
         )
         trace = open_trace(spec, config)
     except (StartupError, ValueError) as error:

@@ -42,7 +42,11 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int
 
 
 def blocks_that_fit(
-    worker: WorkerConfig, bytes_per_block: int, free_bytes: int, max_useful_blocks: int
+    worker: WorkerConfig,
+    block_size: int,
+    bytes_per_block: int,
+    free_bytes: int,
+    max_useful_blocks: int,
 ) -> int:
     """Blocks in the pool: as many as given, or of the given memory or the share of `free_bytes`.
 
@@ -57,7 +61,7 @@ def blocks_that_fit(
     num_blocks = min(budget // bytes_per_block, max_useful_blocks)
     if num_blocks < 1:
         raise StartupError(
-            f"the KV pool has {budget} bytes, one block of {worker.block_size} tokens needs "
+            f"the KV pool has {budget} bytes, one block of {block_size} tokens needs "
             f"{bytes_per_block}; raise --kv-cache-memory or lower --block-size"
         )
     return num_blocks

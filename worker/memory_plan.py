@@ -44,6 +44,7 @@ def plan_memory(
     model: ModelConfig,
     dtype: torch.dtype,
     *,
+    block_size: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
     weight_bytes: int,
@@ -60,10 +61,12 @@ def plan_memory(
             f"--max-model-len is {wanted}, the model has {model.max_position_embeddings} positions"
         )
     activations = activation_bytes(model, dtype, max_num_batched_tokens, max_num_seqs, wanted)
-    bytes_per_block = block_bytes(model, config.block_size, dtype)
-    blocks_wanted = -(-wanted // config.block_size)
+    bytes_per_block = block_bytes(model, block_size, dtype)
+    blocks_wanted = -(-wanted // block_size)
     left_bytes = max(0, free_bytes - activations)
-    num_blocks = blocks_that_fit(config, bytes_per_block, left_bytes, max_num_seqs * blocks_wanted)
+    num_blocks = blocks_that_fit(
+        config, block_size, bytes_per_block, left_bytes, max_num_seqs * blocks_wanted
+    )
     kv_bytes = num_blocks * bytes_per_block
     flag = "--kv-cache-memory" if config.num_kv_blocks is None else "--num-kv-blocks"
     if kv_bytes > left_bytes:
@@ -73,20 +76,20 @@ def plan_memory(
         )
     if config.max_model_len is not None and num_blocks < blocks_wanted:
         needed = size_text(blocks_wanted * bytes_per_block)
-        num_tokens = num_blocks * config.block_size
+        num_tokens = num_blocks * block_size
         raise StartupError(
             f"a request of --max-model-len {wanted} needs {needed} of KV, "
             f"the pool has {size_text(kv_bytes)} ({num_tokens} tokens); "
             f"lower --max-model-len or raise {flag}"
         )
-    max_model_len = min(wanted, num_blocks * config.block_size)
+    max_model_len = min(wanted, num_blocks * block_size)
     if max_model_len < 2:
         raise StartupError(
             f"the KV pool of {size_text(kv_bytes)} holds {max_model_len} token, a request needs 2; "
             f"raise {flag}"
         )
     return MemoryPlan(
-        block_size=config.block_size,
+        block_size=block_size,
         num_blocks=num_blocks,
         bytes_per_block=bytes_per_block,
         max_model_len=max_model_len,

@@ -21,7 +21,7 @@ from cearx.worker.models.interface import LanguageModel
 from cearx.worker.models.registry import find_model
 from cearx.worker.safetensors_folder import SafetensorsFolder
 from cearx.worker.tensor_parallel import SingleRank
-from cearx.worker.weights import DummyWeights, WeightSource, fill_slots
+from cearx.worker.weights import DummyWeights, WeightSlot, WeightSource, fill_slots
 
 CONFIG_FILE = "config.json"
 GGUF_SUFFIX = ".gguf"
@@ -52,34 +52,65 @@ def load_model(
 
     Raises StartupError (UnsupportedModel, WeightMismatch and others) for files that cannot be used.
     """
-    _check_format(files.path, config.load_format)
-    gguf = GGUFFile(files.path) if files.path.suffix == GGUF_SUFFIX else None
-    model_config, model_type = _describe(files.path, gguf)
+    checkpoint = open_checkpoint(files, config)
     dtype = DTYPES[config.dtype]
     try:
-        model = model_type(model_config, dtype, SingleRank())
+        model = checkpoint.model_type(checkpoint.config, dtype, SingleRank())
     except (RuntimeError, MemoryError) as error:
         raise StartupError(f"no memory for the weights of {files.name}: {error}") from error
     slots = model.weight_slots()
+    quantised = fill_from(
+        checkpoint, slots, config, torch.device("cpu"), torch.float32, on_progress
+    )
+    return LoadedModel(model, checkpoint.config, dtype, weight_bytes(slots, quantised, dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model's files, with its shape read and its weights not."""
+
+    path: Path
+    gguf: GGUFFile | None
+    """None for a Hugging Face folder."""
+    config: ModelConfig
+    model_type: type[LanguageModel]
+
+
+def open_checkpoint(files: ModelFiles, config: WorkerConfig) -> Checkpoint:
+    """Reads the shape; raises StartupError for files that cannot be used."""
+    _check_format(files.path, config.load_format)
+    gguf = GGUFFile(files.path) if files.path.suffix == GGUF_SUFFIX else None
+    model_config, model_type = _describe(files.path, gguf)
+    return Checkpoint(files.path, gguf, model_config, model_type)
+
+
+def fill_from(
+    checkpoint: Checkpoint,
+    slots: Mapping[str, WeightSlot],
+    config: WorkerConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: Callable[[int, int], None],
+) -> dict[str, int]:
+    """Fills a model's slots; returns the bytes of the tensors that it keeps quantised, by name.
+
+    Random weights are drawn, and safetensors read, on `device`; `dtype` is that of random weights
+    before they are stored.
+    """
     source: WeightSource
     if config.load_format == "dummy":
-        source = DummyWeights(slots, config.seed)
-    elif gguf is not None:
-        source = GGUFWeights(gguf)
+        source = DummyWeights(slots, config.seed, device, dtype)
+    elif checkpoint.gguf is not None:
+        source = GGUFWeights(checkpoint.gguf)
     else:
-        source = SafetensorsFolder(files.path)
-    tied = model_config.tie_word_embeddings
-    quantised = fill_slots(
+        source = SafetensorsFolder(checkpoint.path, str(device))
+    tied = checkpoint.config.tie_word_embeddings
+    return fill_slots(
         slots,
         source,
         ignored=lambda name: name.endswith(IGNORED_SUFFIX) or (tied and name == TIED_HEAD),
         on_progress=on_progress,
     )
-    floats = [
-        torch.Size(slot.shape).numel() for name, slot in slots.items() if name not in quantised
-    ]
-    weight_bytes = sum(floats) * dtype.itemsize + sum(quantised.values())
-    return LoadedModel(model, model_config, dtype, weight_bytes)
 
 
 def _check_format(path: Path, load_format: str) -> None:
@@ -101,3 +132,13 @@ def _describe(path: Path, gguf: GGUFFile | None) -> tuple[ModelConfig, type[Lang
         return from_hf_config(raw, model_type.family), model_type
     except (OSError, ValueError) as error:
         raise StartupError(f"{config_path}: {error}") from error
+
+
+def weight_bytes(
+    slots: Mapping[str, WeightSlot], quantised: Mapping[str, int], dtype: torch.dtype
+) -> int:
+    """Bytes of all weights: those that are `quantised` have as many as it says."""
+    floats = [
+        torch.Size(slot.shape).numel() for name, slot in slots.items() if name not in quantised
+    ]
+    return sum(floats) * dtype.itemsize + sum(quantised.values())

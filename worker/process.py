@@ -1,14 +1,15 @@
 """The worker process: starts the model, then answers one step after the other.
 
 Owns start-up, the socket to the core and the loop. Never decides what is computed. Started by the
-supervisor as `python -m cearx.worker`; one thread (beside torch's), which sleeps in `poll` between
-steps. Exit code 0 after SIGTERM, 2 for what could never start, 1 for a step that failed.
+supervisor as `python -m cearx.worker`; one thread (beside torch's), which sleeps in `poll` while
+no step runs. Exit code 0 after SIGTERM, 2 for what could never start, 1 for a step that failed.
 """
 
 import gc
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 import torch
@@ -17,11 +18,14 @@ import zmq
 from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
 from cearx.core.config import WorkerLaunch
 from cearx.core.link import LINGER_MS, Channel, DealerLink, configure
-from cearx.core.messages import CoreToWorker, ExecuteStep, WorkerReady, WorkerToCore
+from cearx.core.messages import CoreToWorker, ExecuteStep, StepResult, WorkerReady, WorkerToCore
 from cearx.worker.batch_inputs import BatchInputsBuilder
+from cearx.worker.device import StepSizes, choose_device, choose_sizes
+from cearx.worker.grammar_table import GrammarTable
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.machine import available_cores, free_memory
 from cearx.worker.memory_plan import MemoryPlan, memory_table, plan_memory, size_text
+from cearx.worker.model_config import ModelConfig
 from cearx.worker.model_loader import LoadedModel, load_model
 from cearx.worker.request_states import RequestStates
 from cearx.worker.sampler import Sampler
@@ -37,13 +41,35 @@ EXIT_CANNOT_START = 2
 log = structlog.get_logger()
 
 
+class Runner(Protocol):
+    """What runs the steps; results come in the order of launches."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were launched and not collected."""
+        ...
+
+    @property
+    def grammars(self) -> GrammarTable:
+        """What the requests' grammars are compiled in."""
+        ...
+
+    def launch(self, step: ExecuteStep) -> None:
+        """Starts a step. An exception means that no further step can be trusted."""
+        ...
+
+    def collect(self) -> StepResult | None:
+        """The oldest step's result if it is there; never waits."""
+        ...
+
+
 @dataclass(frozen=True)
 class StartedWorker:
     """What start-up leaves behind."""
 
-    runner: StepRunner
+    runner: Runner
     ready: WorkerReady
-    memory: MemoryPlan
+    memory_table: str
 
 
 def main() -> int:
@@ -71,7 +97,7 @@ def _run(
         log.exception("start-up failed")
         supervisor.failed(f"start-up failed: {_one_line(error)}")
         return EXIT_CANNOT_START
-    supervisor.ready(memory_table(worker.memory))
+    supervisor.ready(worker.memory_table)
     try:
         serve(spec, context, worker)
     except Exception as error:
@@ -84,6 +110,34 @@ def _run(
 
 def start(spec: WorkerLaunch, progress: Callable[[str, int, int], None]) -> StartedWorker:
     """Loads, sizes, allocates and warms up. Raises StartupError for what the person can mend."""
+    device = choose_device(spec.config)
+    sizes = choose_sizes(spec, device)
+    start_on = _start_cuda if device.type == "cuda" else _start_cpu
+    worker = start_on(spec, sizes, device, progress)
+    gc.collect()
+    gc.freeze()  # what start-up made lives for ever; no collection needs to look at it again
+    return worker
+
+
+def _start_cuda(
+    spec: WorkerLaunch,
+    sizes: StepSizes,
+    device: torch.device,
+    progress: Callable[[str, int, int], None],
+) -> StartedWorker:
+    from cearx.worker.cuda.start import start_cuda  # imports Triton, which the CPU does not need
+
+    started = start_cuda(spec, sizes, device, progress)
+    ready = _ready(sizes, started.config, started.num_blocks, started.max_model_len)
+    return StartedWorker(started.runner, ready, started.memory_table)
+
+
+def _start_cpu(
+    spec: WorkerLaunch,
+    sizes: StepSizes,
+    device: torch.device,
+    progress: Callable[[str, int, int], None],
+) -> StartedWorker:
     config = spec.config
     progress("loading weights", 0, 0)
     loaded = load_model(
@@ -93,33 +147,40 @@ def start(spec: WorkerLaunch, progress: Callable[[str, int, int], None]) -> Star
         config,
         loaded.config,
         loaded.dtype,
-        max_num_seqs=spec.max_num_seqs,
-        max_num_batched_tokens=spec.max_num_batched_tokens,
+        block_size=sizes.block_size,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
         weight_bytes=loaded.weight_bytes,
         free_bytes=free_memory(),
     )
-    runner = _build_runner(spec, loaded, memory)
+    runner = _build_runner(sizes, loaded, memory)
     progress("warming up", 0, 0)
     warm_up(
         runner,
         num_blocks=memory.num_blocks,
         block_size=memory.block_size,
         max_model_len=memory.max_model_len,
-        max_num_seqs=spec.max_num_seqs,
-        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
     )
-    gc.collect()
-    gc.freeze()  # what start-up made lives for ever; no collection needs to look at it again
-    ready = WorkerReady(
-        num_blocks=memory.num_blocks,
-        block_size=memory.block_size,
-        max_model_len=memory.max_model_len,
-        vocab_size=loaded.config.vocab_size,
-    )
-    return StartedWorker(runner=runner, ready=ready, memory=memory)
+    ready = _ready(sizes, loaded.config, memory.num_blocks, memory.max_model_len)
+    return StartedWorker(runner, ready, memory_table(memory))
 
 
-def _build_runner(spec: WorkerLaunch, loaded: LoadedModel, memory: MemoryPlan) -> StepRunner:
+def _ready(
+    sizes: StepSizes, model: ModelConfig, num_blocks: int, max_model_len: int
+) -> WorkerReady:
+    return WorkerReady(
+        num_blocks=num_blocks,
+        block_size=sizes.block_size,
+        max_model_len=max_model_len,
+        vocab_size=model.vocab_size,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+    )
+
+
+def _build_runner(sizes: StepSizes, loaded: LoadedModel, memory: MemoryPlan) -> StepRunner:
     """Allocates the KV pool and everything else whose size is known now."""
     try:
         kv_cache = KVCache(loaded.config, memory.num_blocks, memory.block_size, loaded.dtype)
@@ -129,9 +190,9 @@ def _build_runner(spec: WorkerLaunch, loaded: LoadedModel, memory: MemoryPlan) -
             f"allocated, {size_text(free_memory())} are free; give it less memory or fewer blocks"
         ) from error
     vocab_size = loaded.config.vocab_size
-    seats = SeatTable(spec.max_num_seqs, memory.max_model_len, memory.block_size)
+    seats = SeatTable(sizes.max_num_seqs, memory.max_model_len, memory.block_size)
     states = RequestStates(seats, vocab_size)
-    inputs = BatchInputsBuilder(states, spec.max_num_seqs, spec.max_num_batched_tokens)
+    inputs = BatchInputsBuilder(states, sizes.max_num_seqs, sizes.max_num_batched_tokens)
     return StepRunner(loaded.model, kv_cache, states, inputs, Sampler(vocab_size))
 
 
@@ -153,12 +214,15 @@ def serve(
     poller.register(grammars.wake_fd, zmq.POLLIN)
     link.send(worker.ready)
     num_dropped = 0
-    while stop_fd not in dict(poller.poll(RETRY_MS if link.has_pending else None)):
+    runner = worker.runner
+    while stop_fd not in dict(poller.poll(_wait_ms(runner, link.has_pending))):
         message = link.receive()
         if isinstance(message, ExecuteStep):
-            link.send(worker.runner.execute(message))
+            runner.launch(message)
         elif message is not None:
             grammars.take(message)
+        while (result := runner.collect()) is not None:
+            link.send(result)
         for prepared in grammars.finished():
             link.send(prepared)
         link.flush()
@@ -172,6 +236,13 @@ def serve(
                 foreign=counters.foreign,
                 stale=counters.stale,
             )
+
+
+def _wait_ms(runner: Runner, has_pending: bool) -> int | None:
+    """How long to sleep for a message: not at all while a step runs, to see its end at once."""
+    if runner.num_in_flight:
+        return 0
+    return RETRY_MS if has_pending else None
 
 
 def _one_line(error: Exception) -> str:

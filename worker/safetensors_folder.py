@@ -29,8 +29,10 @@ class _Index(msgspec.Struct):
 class SafetensorsFolder:
     """A `WeightSource` over a folder; raises StartupError for what cannot be read."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        """`device` is where tensors are read to."""
         self._folder = folder
+        self._device = device
         self._shards: dict[str, Any] = {}  # safe_open has no types
         index = folder / INDEX_FILE
         if (folder / SINGLE_FILE).is_file():
@@ -67,7 +69,7 @@ class SafetensorsFolder:
         if file_name not in self._shards:
             path = self._folder / file_name
             try:
-                self._shards[file_name] = safe_open(path, framework="pt")
+                self._shards[file_name] = safe_open(path, framework="pt", device=self._device)
             except (OSError, SafetensorError) as error:
                 raise StartupError(f"{path}: {error}") from error
         return self._shards[file_name]

@@ -87,6 +87,22 @@ class SamplingRule:
         """The token for a row in which nothing may follow: an end, where the request has one."""
         return int(self._ending_ids[0]) if len(self._ending_ids) else None
 
+    @property
+    def may_need_logits(self) -> bool:
+        """Whether `needs_logits` can ever be true."""
+        return self.needs_logits(0)
+
+    def needs_logits(self, num_outputs: int) -> bool:
+        """Whether the token after `num_outputs` needs more than temperature, filters and seed."""
+        forbids_end = num_outputs < self.params.min_tokens and len(self._ending_ids) > 0
+        return not self._is_plain or forbids_end or self.params.num_logprobs is not None
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether a token must pass top_k, top_p or min_p before it can be drawn."""
+        params = self.params
+        return not self.is_greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+
     def add_output(self, token_id: int) -> None:
         """Takes note of a sampled token."""
         if self._counts is not None:

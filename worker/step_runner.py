@@ -5,6 +5,7 @@ socket or a clock other than the step's own stopwatch. Called by the process's l
 """
 
 import time
+from collections import deque
 
 import torch
 
@@ -35,6 +36,20 @@ class StepRunner:
         self._states = states
         self._inputs = inputs
         self._sampler = sampler
+        self._results: deque[StepResult] = deque()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were launched and not collected."""
+        return len(self._results)
+
+    def launch(self, step: ExecuteStep) -> None:
+        """Runs a step to its end; `collect` answers its result."""
+        self._results.append(self.execute(step))
+
+    def collect(self) -> StepResult | None:
+        """The result of the oldest step that was launched and not collected."""
+        return self._results.popleft() if self._results else None
 
     @property
     def grammars(self) -> GrammarTable:

@@ -102,19 +102,32 @@ def _mismatch(wrong: list[str]) -> WeightMismatch:
 
 
 class DummyWeights:
-    """Random tensors for every slot, at the scale of trained ones; the same for the same seed."""
+    """Random tensors for every slot, at the scale of trained ones.
 
-    def __init__(self, slots: Mapping[str, WeightSlot], seed: int) -> None:
+    The same for the same seed, device and type: each device draws numbers of its own, where they
+    are wanted, because a large model's would take minutes on the CPU.
+    """
+
+    def __init__(
+        self,
+        slots: Mapping[str, WeightSlot],
+        seed: int,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self._slots = slots
         self._seed = seed
+        self._device = device or torch.device("cpu")
+        self._dtype = dtype
 
     def names(self) -> Iterable[str]:
         return self._slots.keys()
 
     def get(self, name: str) -> Tensor:
-        generator = torch.Generator().manual_seed(crc32(f"{self._seed} {name}".encode()))
+        generator = torch.Generator(self._device)
+        generator.manual_seed(crc32(f"{self._seed} {name}".encode()))
         shape = self._slots[name].shape
-        tensor = torch.randn(shape, generator=generator)
+        tensor = torch.randn(shape, generator=generator, device=self._device, dtype=self._dtype)
         if len(shape) == 2:
             return tensor.mul_(shape[1] ** -0.5)
         if name.endswith("norm.weight"):

@@ -21,8 +21,9 @@ max_num_seqs max_num_batched_tokens enable_prefix_caching async_scheduling admis
 scheduling_policy max_overtakes long_prefill_token_threshold max_num_partial_prefills target_itl_ms
 max_num_queued_reqs max_num_queued_tokens request_timeout
 trace trace_segment_size trace_segment_seconds trace_keep trace_fsync
-load_format dtype max_model_len block_size kv_cache_memory kv_cache_memory_fraction num_kv_blocks
-seed num_threads
+device load_format dtype max_model_len block_size kv_cache_dtype
+kv_cache_memory kv_cache_memory_fraction gpu_memory_utilization enforce_eager cuda_graph_sizes
+num_kv_blocks seed num_threads
 """.split()
 
 

@@ -1,7 +1,6 @@
 """The core's engine and a worker's step runner in one process: real decisions, a real model."""
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -9,11 +8,12 @@ from cearx.core.block_hash import prompt_hashes, root_hash
 from cearx.core.config import SchedulerConfig
 from cearx.core.engine import Engine, NullLog
 from cearx.core.identifiers import RequestKey
-from cearx.core.messages import ExecuteStep, SamplingParams, Submit, pack_tokens
+from cearx.core.messages import SamplingParams, StepResult, Submit, pack_tokens
 from cearx.worker.batch_inputs import BatchInputsBuilder
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.model_config import ModelConfig
 from cearx.worker.models.interface import LanguageModel
+from cearx.worker.process import Runner
 from cearx.worker.request_states import RequestStates
 from cearx.worker.sampler import Sampler
 from cearx.worker.seats import SeatTable
@@ -21,6 +21,20 @@ from cearx.worker.step_runner import StepRunner
 
 SECRET = bytes(32)
 GREEDY = SamplingParams(temperature=0)
+
+
+def cpu_runner(
+    model: LanguageModel, model_config: ModelConfig, config: SchedulerConfig
+) -> StepRunner:
+    """The CPU's runner over a pool in which nothing is a number before it was written."""
+    kv_cache = KVCache(model_config, config.num_blocks, config.block_size, torch.float32)
+    for layer in kv_cache.layers_SHD:
+        layer.fill_(float("nan"))
+    vocab_size = model_config.vocab_size
+    seats = SeatTable(config.max_num_seqs, config.max_model_len, config.block_size)
+    states = RequestStates(seats, vocab_size)
+    inputs = BatchInputsBuilder(states, config.max_num_seqs, config.max_num_batched_tokens)
+    return StepRunner(model, kv_cache, states, inputs, Sampler(vocab_size))
 
 
 class LocalEngine:
@@ -38,7 +52,9 @@ class LocalEngine:
         caching: bool = True,
         admission: str = "forecast",
         pipeline_depth: int = 2,
+        make_runner: Callable[[SchedulerConfig], Runner] | None = None,
     ) -> None:
+        """`make_runner` replaces the CPU's step runner, and the model with it."""
         self._config = SchedulerConfig(
             block_size=block_size,
             num_blocks=num_blocks,
@@ -49,16 +65,11 @@ class LocalEngine:
             admission=admission,
             pipeline_depth=pipeline_depth,
         )
-        kv_cache = KVCache(model_config, num_blocks, block_size, torch.float32)
-        for layer in kv_cache.layers_SHD:
-            layer.fill_(float("nan"))  # what nobody wrote must not matter
-        vocab_size = model_config.vocab_size
-        seats = SeatTable(max_num_seqs, self._config.max_model_len, block_size)
-        states = RequestStates(seats, vocab_size)
-        inputs = BatchInputsBuilder(states, max_num_seqs, budget)
-        self._runner = StepRunner(model, kv_cache, states, inputs, Sampler(vocab_size))
+        if make_runner is None:
+            self._runner = cpu_runner(model, model_config, self._config)
+        else:
+            self._runner = make_runner(self._config)
         self._engine = Engine(self._config, SECRET, NullLog())
-        self._in_flight: deque[ExecuteStep] = deque()
         self._next_key = 0
         self._now_us = 0
         self.num_preemptions = 0
@@ -85,21 +96,26 @@ class LocalEngine:
         while self._engine.num_requests:
             while self._engine.wants_step:
                 self._plan()
-            result = self._runner.execute(self._in_flight.popleft())
+            result = self._next_result()
             for outputs in self._engine.finish_step(result, 0).values():
                 for output in outputs:
                     tokens[output.request_key].extend(output.token_ids)
-        while self._in_flight:  # late rows of requests that ended
-            self._engine.finish_step(self._runner.execute(self._in_flight.popleft()), 0)
+        while self._runner.num_in_flight:  # late rows of requests that ended
+            self._engine.finish_step(self._next_result(), 0)
         return list(tokens.values())
 
+    def _next_result(self) -> StepResult:
+        while (result := self._runner.collect()) is None:
+            pass
+        return result
+
     def _plan(self) -> None:
-        """One more step on its way to the worker, which executes it when its turn comes."""
+        """One more step is launched, while those before it may run."""
         self._now_us += 1
         self._engine.tick(self._now_us)
         step = self._engine.next_step()
         if step is not None:
-            self._in_flight.append(step)
+            self._runner.launch(step)
             self.num_preemptions += len(step.plan.preempted)
             self.num_chunks += len(step.plan.chunks)
             self.num_cached_tokens += sum(a.num_cached_tokens for a in step.plan.admitted)

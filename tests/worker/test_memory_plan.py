@@ -35,6 +35,7 @@ def plan(free_bytes: int, max_num_seqs: int = 4, **flags: Any) -> MemoryPlan:
         WorkerConfig(**flags),
         MODEL,
         torch.float32,
+        block_size=flags.get("block_size", 16),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=256,
         weight_bytes=12_345_678,

@@ -95,7 +95,12 @@ def test_tokens_alone_and_in_a_batch_equal_transformers(
     assert together == alone
     # Pool capped at 16 requests of the model's length; vocabulary as in the file.
     assert worker.ready == WorkerReady(
-        num_blocks=16 * 256 // 16, block_size=16, max_model_len=256, vocab_size=VOCAB_SIZE
+        num_blocks=16 * 256 // 16,
+        block_size=16,
+        max_model_len=256,
+        vocab_size=VOCAB_SIZE,
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
     )
 
 

@@ -1,0 +1,97 @@
+"""Warm-up: real steps of many sizes, so that no kernel is compiled when requests come.
+
+Owns the shapes: prompts from one token to the largest step, alone and beside decodes, sampled in
+every way. Uses the runner as the core will and leaves no request behind. Called once at start.
+"""
+
+from collections.abc import Iterator
+
+from cearx.core.events import Admission, BlocksGranted, PrefillChunk, StepPlan
+from cearx.core.identifiers import BlockId, RequestId, StepId
+from cearx.core.messages import ExecuteStep, NewRequest, SamplingParams, pack_tokens
+from cearx.worker.cuda.runner import CudaRunner
+from cearx.worker.device import StepSizes
+
+LENGTHS = (1, 2, 3, 5, 9, 17, 32, 33, 64, 65, 128, 129, 256, 257, 300, 512, 1024, 4096)
+"""Prompts that are computed alone; the largest step comes behind them."""
+NUM_DECODES = (1, 2, 17, 64, 256)
+"""Decodes beside which a prompt is computed."""
+SAMPLING = (
+    SamplingParams(temperature=0),
+    SamplingParams(seed=1),
+    SamplingParams(seed=2, top_k=5, top_p=0.9, min_p=0.1),
+    SamplingParams(temperature=0, num_logprobs=0),
+)
+
+
+def warm_up(runner: CudaRunner, sizes: StepSizes, num_blocks: int, max_model_len: int) -> None:
+    """Runs the steps that fit the sizes; raises what the model raises."""
+    longest = min(
+        max_model_len - 1, sizes.max_num_batched_tokens, num_blocks * sizes.block_size - 1
+    )
+    if longest < 1:
+        return
+    for step in _steps(sizes, num_blocks, longest):
+        runner.execute(step)
+
+
+def _steps(sizes: StepSizes, num_blocks: int, longest: int) -> Iterator[ExecuteStep]:
+    for index, length in enumerate(sorted({min(n, longest) for n in (*LENGTHS, longest)})):
+        request = [RequestId(0)]
+        yield _step(sizes, arriving=request, length=length, sampling=index)
+        yield _step(sizes, ended=request)
+    count = min(sizes.max_num_batched_tokens // longest, sizes.max_num_seqs)
+    count = min(count, num_blocks // -(-(longest + 1) // sizes.block_size))
+    requests = [RequestId(i) for i in range(count)]
+    yield _step(sizes, arriving=requests, length=longest)
+    yield _step(sizes, ended=requests)
+    for index, count in enumerate(NUM_DECODES):
+        count = min(count, sizes.max_num_seqs - 1, num_blocks - 1, sizes.max_num_batched_tokens - 1)
+        if count < 1:
+            continue
+        requests = [RequestId(i) for i in range(count)]
+        newcomer = [RequestId(count)]
+        yield _step(sizes, arriving=requests, length=1, sampling=index)
+        yield _step(sizes, decodes=requests, arriving=newcomer, length=1, sampling=index)
+        yield _step(sizes, decodes=requests)
+        yield _step(sizes, ended=[*requests, *newcomer])
+
+
+def _step(
+    sizes: StepSizes,
+    *,
+    decodes: list[RequestId] | None = None,
+    arriving: list[RequestId] | None = None,
+    ended: list[RequestId] | None = None,
+    length: int = 0,
+    sampling: int = 0,
+) -> ExecuteStep:
+    """Decodes of running requests beside whole prompts of arriving ones."""
+    new = arriving or []
+    blocks_each = -(-(length + 1) // sizes.block_size)
+    plan = StepPlan(
+        step_id=StepId(0),
+        decodes=tuple(decodes or ()),
+        chunks=tuple(
+            PrefillChunk(request_id=r, start=0, num_tokens=length, samples=True) for r in new
+        ),
+        granted=tuple(
+            BlocksGranted(
+                request_id=r,
+                block_ids=tuple(BlockId(r * blocks_each + i) for i in range(blocks_each)),
+            )
+            for r in new
+        ),
+        admitted=tuple(Admission(request_id=r, num_cached_tokens=0) for r in new),
+        preempted=(),
+        waits=(),
+    )
+    arrivals = tuple(
+        NewRequest(
+            request_id=r,
+            token_ids=pack_tokens([0] * length),
+            sampling=SAMPLING[(sampling + r) % len(SAMPLING)],
+        )
+        for r in new
+    )
+    return ExecuteStep(plan=plan, new_requests=arrivals, ended=tuple(ended or ()))
