@@ -13,12 +13,15 @@ import msgspec
 from rich.console import Console
 
 from cearx.frontend.bench.bench_error import BenchError
+from cearx.frontend.bench.compare import choose_baseline, compare, show
 from cearx.frontend.bench.dataset import DatasetPrompt, read_dataset
 from cearx.frontend.bench.display import Display
 from cearx.frontend.bench.local_count import local_counter
 from cearx.frontend.bench.matrix import MatrixRunner
 from cearx.frontend.bench.options import build_parser, parse_goodput
+from cearx.frontend.bench.plot import plot
 from cearx.frontend.bench.prompt_source import PromptSource, open_source
+from cearx.frontend.bench.results import read_results
 from cearx.frontend.bench.serve import ServeRunner, Workload
 from cearx.frontend.bench.session import chosen_seed, open_session, recorder
 
@@ -33,8 +36,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.verb == "matrix":
             is_ok = asyncio.run(_matrix(options, display))
-        else:
+        elif options.verb == "serve":
             is_ok = asyncio.run(_serve(options, display))
+        elif options.verb == "compare":
+            is_ok = _compare(options, display)
+        else:
+            plot(options.files, options.output)
+            is_ok = True
     except (BenchError, ValueError) as error:
         print(f"cearx bench: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -95,6 +103,18 @@ async def _serve(options: argparse.Namespace, display: Display) -> bool:
         runner = ServeRunner(fleet, endpoint, workload, source, display)
         is_ok = await runner.run(options.request_rate, goodput, options.save_detailed, results.add)
     results.tell(display)
+    return is_ok
+
+
+def _compare(options: argparse.Namespace, display: Display) -> bool:
+    """Every run of the results beside the baseline; answers whether none of their points failed."""
+    baselines = read_results(options.baseline)
+    is_ok = True
+    for run in read_results(options.results):
+        baseline = choose_baseline(baselines, options.model or run.model)
+        comparison = compare(baseline, run)
+        show(comparison, baseline, display.console)
+        is_ok = is_ok and not comparison.failed
     return is_ok
 
 

@@ -34,7 +34,7 @@ NAME_WIDTH = 20
 
 class Display:
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self.console = console
 
     def heading(self) -> None:
         cells = "".join(f"{title:>{width}}" for title, _, width in COLUMNS)
@@ -64,9 +64,9 @@ class Display:
             MofNCompleteColumn(),
             TextColumn("{task.fields[num_chunks]:,} chunks"),
             TimeElapsedColumn(),
-            console=self._console,
+            console=self.console,
             transient=True,
-            disable=not self._console.is_terminal,
+            disable=not self.console.is_terminal,
         )
         with progress:
             task = progress.add_task(name, total=num_requests, num_chunks=0)
@@ -77,4 +77,4 @@ class Display:
             yield show
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)

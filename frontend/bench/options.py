@@ -31,6 +31,18 @@ def build_parser() -> argparse.ArgumentParser:
     serve = verbs.add_parser("serve", help="requests at a rate, of random lengths or from a file")
     _add_server(serve)
     _add_workload(serve)
+    compare = verbs.add_parser("compare", help="two result files, point by point")
+    compare.add_argument("baseline", type=Path, help="result file; may hold several engines")
+    compare.add_argument("results", type=Path, help="result file that is compared with it")
+    compare.add_argument("--model", help="the baseline's model (default: the one of the results)")
+    plot = verbs.add_parser("plot", help="latency against load, as a page or a picture")
+    plot.add_argument("files", type=Path, nargs="+", metavar="FILE", help="result files")
+    plot.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        help=".html (one page, no dependencies) or .png (needs the extra cearx[bench])",
+    )
     return parser
 
 
