@@ -94,6 +94,8 @@ class LiveRequest(msgspec.Struct, kw_only=True):
     frontend_index: int
     request_key: RequestKey
     sampling: SamplingParams
+    min_tokens: int
+    """Before that many tokens no token ends it."""
     parent_hash: BlockHash
     """Hash of the last full block of known tokens (the root before the first)."""
     open_block: "array[int]"
@@ -198,6 +200,8 @@ class Engine:
             frontend_index=frontend_index,
             request_key=submit.request_key,
             sampling=submit.sampling,
+            # The worker knows when a grammar is at its end, and keeps min_tokens until then.
+            min_tokens=submit.sampling.min_tokens if submit.grammar is None else 0,
             parent_hash=hashes[-1] if hashes else submit.cache_root,
             open_block=token_ids[
                 len(token_ids) // self._config.block_size * self._config.block_size :
@@ -331,7 +335,7 @@ class Engine:
             return
         request.num_outputs += 1
         sampling = request.sampling
-        if request.num_outputs >= sampling.min_tokens:
+        if request.num_outputs >= request.min_tokens:
             if row.token_id in sampling.eos_token_ids:
                 stopped.append(RowStopped(request_id=row.request_id, reason=FinishReason.STOP))
             elif row.token_id in sampling.stop_token_ids:

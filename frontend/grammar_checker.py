@@ -18,7 +18,7 @@ from anyio import CancelScope, to_thread
 from cearx.core.grammar import pack_vocabulary
 from cearx.core.messages import Vocabulary
 from cearx.frontend.engine_client import EngineClient
-from cearx.frontend.errors import invalid, not_supported
+from cearx.frontend.errors import ApiError, invalid, not_supported
 from cearx.frontend.grammar_check import FRAME, Check, Setup, Verdict, frame
 from cearx.frontend.structured_output import Constraint
 from cearx.frontend.tokenizer import Tokenizer
@@ -109,6 +109,11 @@ class GrammarChecker:
         if error is not None:
             raise invalid(constraint.param, f"{constraint.param} cannot be used: {error}")
 
+    async def prepare(self) -> None:
+        """Lets the engine build its tables before somebody needs them; call when it is ready."""
+        with contextlib.suppress(ApiError):  # without an end there will be no grammar
+            await self._ready()
+
     async def close(self) -> None:
         """Ends the processes."""
         while self._idle:
@@ -119,8 +124,8 @@ class GrammarChecker:
         engine = self._client.require_ready()
         ends = [i for i in self._eos_token_ids if i < engine.vocab_size]
         if not ends:
-            name = "response_format"
-            raise not_supported(name, "The model has no token that could end a structured output")
+            message = "Structured output needs a token that ends it, and this model has none"
+            raise not_supported("response_format", message)
         async with self._setting_up:
             if self._setup is None:
                 vocabulary = await to_thread.run_sync(vocabulary_of, self._tokenizer, tuple(ends))

@@ -144,6 +144,7 @@ async def _serve_until(
         gc.collect()
         gc.freeze()
         supervisor.ready()
+        await state.grammars.prepare()
         await end_requested.wait()
         log.info("ending", running=state.client.num_outstanding)
         await _drain(state.client, launch.config.shutdown_timeout, ends_now)

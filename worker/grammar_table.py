@@ -17,7 +17,7 @@ import structlog
 from cearx.core.grammar import COMPILE_STACK_BYTES, GrammarCompiler, GrammarError
 from cearx.core.messages import GrammarPrepared, PrepareGrammar, Vocabulary
 
-MAX_GRAMMARS = 64
+MAX_GRAMMARS = 256
 """Compiled grammars that are kept, the least recently used one goes first."""
 
 log = structlog.get_logger()

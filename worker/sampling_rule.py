@@ -60,7 +60,8 @@ class SamplingRule:
             self._refused_ids = np.flatnonzero(refused)
         self.constraint: TokenConstraint | None = None
         if matcher is not None:
-            self.constraint = TokenConstraint(matcher, self._ending_ids, vocab_size)
+            ends = np.array([i for i in params.eos_token_ids if 0 <= i < vocab_size], np.int64)
+            self.constraint = TokenConstraint(matcher, ends, vocab_size)
         has_limits = any((self._words, self._refused_ids is not None, self.constraint))
         self._is_plain = not bias and not has_penalty and not has_limits
 

@@ -20,7 +20,7 @@ class TokenConstraint:
     def __init__(
         self, matcher: llguidance.LLMatcher, ending_ids: NDArray[np.int64], vocab_size: int
     ) -> None:
-        """`ending_ids`: the tokens that end the request."""
+        """`ending_ids`: the end-of-sequence tokens, those of the vocabulary, one at least."""
         self._matcher = matcher
         self._ending_ids = ending_ids
         self._vocab_size = vocab_size

@@ -26,7 +26,7 @@ from cearx.worker.grammar_table import MAX_GRAMMARS, GrammarTable
 from cearx.worker.request_states import RequestState
 from cearx.worker.sampling_rule import SamplingRule
 
-EOS, OTHER_EOS = 95, 96
+EOS, OTHER_EOS = ENDS = 95, 96
 TOKENS = [bytes([32 + i]) for i in range(94)] + ["ü".encode(), b"</s>", b"<|end|>"]
 """ASCII from the space on without ~, one letter of two bytes, and two ends."""
 SEED = 11
@@ -67,10 +67,10 @@ GRAMMARS: list[tuple[str, Any]] = [
     (schema_grammar({"type": "array", "items": {"enum": [1, 22]}, "maxItems": 3}), None),
 ]  # fmt: skip
 RULES = [
-    SamplingParams(temperature=0, eos_token_ids=(EOS, OTHER_EOS)),
-    SamplingParams(seed=SEED, temperature=1.5, eos_token_ids=(EOS, OTHER_EOS), num_logprobs=1),
-    SamplingParams(seed=SEED, top_p=0.9, top_k=40, eos_token_ids=(EOS,), repetition_penalty=1.1),
-    SamplingParams(seed=3, eos_token_ids=(EOS,), min_tokens=4),
+    SamplingParams(temperature=0, eos_token_ids=ENDS),
+    SamplingParams(seed=SEED, temperature=1.5, eos_token_ids=ENDS, num_logprobs=1),
+    SamplingParams(seed=SEED, top_p=0.9, top_k=40, eos_token_ids=ENDS, repetition_penalty=1.1),
+    SamplingParams(seed=3, eos_token_ids=ENDS, min_tokens=4),
 ]
 
 
@@ -124,7 +124,7 @@ def test_json_answers_validate(first_seed: int) -> None:
     serving = Serving(2000, 16, 512, 16, True, 2, max_model_len=400)
     errors = prepare(serving.states.grammars, *map(schema_grammar, schemas))
     assert set(errors.values()) == {None}
-    params = SamplingParams(seed=SEED, eos_token_ids=(EOS,))
+    params = SamplingParams(seed=SEED, eos_token_ids=ENDS)
     for key, schema in enumerate(schemas):
         serving.submit(key, [key + 1], 398, params, schema_grammar(schema))
     serving.run()
@@ -140,7 +140,7 @@ def test_json_answers_validate(first_seed: int) -> None:
 def test_a_wrong_answer_does_not_validate() -> None:
     """The check can fail: without its grammar, the same model satisfies no schema."""
     serving = Serving(2000, 16, 512, 16, True, 2)
-    serving.submit(0, [1], 40, SamplingParams(seed=SEED, eos_token_ids=(EOS,)))
+    serving.submit(0, [1], 40, SamplingParams(seed=SEED, eos_token_ids=ENDS))
     serving.run()
     with pytest.raises(msgspec.DecodeError):
         msgspec.json.decode(text_of(serving.tokens[0]))
@@ -151,7 +151,7 @@ def test_copies_of_a_grammar_are_apart() -> None:
     table = GrammarTable(VOCAB_SIZE)
     grammar = choice_constraint("c", ["ab", "cd"]).grammar
     assert prepare(table, grammar) == {0: None}
-    params = SamplingParams(temperature=0, eos_token_ids=(EOS,))
+    params = SamplingParams(temperature=0, eos_token_ids=ENDS)
     first = SamplingRule(params, [1], VOCAB_SIZE, table.matcher(grammar))
     second = SamplingRule(params, [1], VOCAB_SIZE, table.matcher(grammar))
     request = RequestState(RequestId(0), [1], first)
@@ -167,13 +167,31 @@ def test_the_end_of_a_grammar_ends_the_request() -> None:
     table = GrammarTable(VOCAB_SIZE)
     grammar = choice_constraint("c", ["a"]).grammar
     prepare(table, grammar)
-    params = SamplingParams(temperature=0, eos_token_ids=(EOS, OTHER_EOS), min_tokens=9)
+    params = SamplingParams(temperature=0, eos_token_ids=ENDS, min_tokens=9)
     rule = SamplingRule(params, [1], VOCAB_SIZE, table.matcher(grammar))
     logits = history_logits([5])
     for token_id in (TOKENS.index(b"a"), OTHER_EOS, EOS):
         rule.add_output(token_id)
         processed = rule.process(logits, 1)
         assert np.flatnonzero(np.isfinite(processed)).tolist() == [EOS, OTHER_EOS]
+
+
+def test_min_tokens_and_stop_tokens() -> None:
+    """An end waits for min_tokens where more may follow; a stop token of the client ends too."""
+    grammar = regex_constraint("r", "a{1,40}").grammar
+    serving = Serving(200, 4, 64, 4, True)
+    prepare(serving.states.grammars, grammar, choice_constraint("c", ["a"]).grammar)
+    rules = [SamplingParams(seed=i, eos_token_ids=ENDS, min_tokens=9) for i in range(8)]
+    for key, rule in enumerate(rules):
+        serving.submit(key, [key], 30, rule, grammar)
+    serving.submit(8, [1], 30, rules[0], choice_constraint("c", ["a"]).grammar)
+    stop = SamplingParams(eos_token_ids=ENDS, stop_token_ids=(TOKENS.index(b"a"),))
+    serving.submit(9, [1], 30, stop, grammar)
+    serving.run()
+    assert all(len(serving.tokens[key]) >= 9 for key in range(8))
+    assert any(serving.reasons[key] is FinishReason.STOP for key in range(8))
+    assert serving.tokens[8][0] == TOKENS.index(b"a") and len(serving.tokens[8]) == 2
+    assert serving.tokens[9] == [TOKENS.index(b"a")]
 
 
 def test_bad_grammars_and_forgotten_ones() -> None:
@@ -204,7 +222,7 @@ def test_tokens_outside_the_grammar_cannot_win() -> None:
     compiler = GrammarCompiler(vocabulary(), VOCAB_SIZE)
     matcher = compiler.compile(regex_constraint("r", "[0-4]+").grammar)
     params = SamplingParams(
-        temperature=0, eos_token_ids=(EOS,), logit_bias=((TOKENS.index(b"z"), 100.0),)
+        temperature=0, eos_token_ids=ENDS, logit_bias=((TOKENS.index(b"z"), 100.0),)
     )
     rule = SamplingRule(params, [1], VOCAB_SIZE, matcher)
     chance = random.Random(1)
