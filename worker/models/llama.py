@@ -9,6 +9,8 @@ V vocabulary.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,6 +35,9 @@ from cearx.worker.norm import RMSNorm
 from cearx.worker.rotary import Rotary, rotate_in_place
 from cearx.worker.tensor_parallel import TensorParallel
 from cearx.worker.weights import WeightSlot
+
+if TYPE_CHECKING:
+    from cearx.worker.compiled_decoder import CompiledDecoder
 
 MODEL_WEIGHTS = {"model.embed_tokens": "embedding", "model.norm": "norm"}
 HEAD_WEIGHTS = {"lm_head": "head"}
@@ -87,6 +92,10 @@ class LlamaLayer:
         self.attention_output.add_to(attended_TND.flatten(1), x_TE)
         self.down.add_to(self.gate_up.forward(self.mlp_norm.forward(x_TE)), x_TE)
 
+    def head_norms(self) -> Tensor | None:
+        """[2, D]: weights of the norms over each query and key, where the model has them."""
+        return None
+
     def position(self, qk_THD: Tensor, step: StepTables) -> None:
         """Turns queries and keys by their positions, in place."""
         rotate_in_place(qk_THD, step.cos_T1D, step.sin_T1D)
@@ -95,6 +104,8 @@ class LlamaLayer:
 class LlamaForCausalLM:
     family: Family = FAMILIES["LlamaForCausalLM"]
     layer_type: type[LlamaLayer] = LlamaLayer
+    compiled_layers: tuple[type[LlamaLayer], ...] = (LlamaLayer,)
+    """Layers whose arithmetic is exactly the compiled step's; a subclass may change it."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, tp: TensorParallel) -> None:
         self.config = config
@@ -119,6 +130,20 @@ class LlamaForCausalLM:
             slots |= map_slots(self, HEAD_WEIGHTS, "")
         return slots
 
+    @cached_property
+    def compiled(self) -> "CompiledDecoder | None":
+        """Built for the first step, when the weights are there; None where it cannot compute."""
+        if (
+            self.dtype != torch.float32
+            or self.head.tp.size > 1
+            or self.layer_type not in self.compiled_layers
+            or self.config.head_dim % 16
+        ):
+            return None
+        from cearx.worker.compiled_decoder import CompiledDecoder  # loads a compiler
+
+        return CompiledDecoder(self.layers, self.config)
+
     def hidden_states(
         self,
         input_ids_T: Tensor,
@@ -127,10 +152,14 @@ class LlamaForCausalLM:
         metadata: AttentionMetadata,
     ) -> Tensor:
         """The residual stream behind the last layer [T, E]; see `LanguageModel`."""
+        x_TE = self.embedding.forward(input_ids_T)
+        if self.compiled is not None and 0 < len(x_TE) <= self.compiled.max_tokens:
+            tables_T1D = self.rotary.tables(positions_T)
+            self.compiled.forward(x_TE, positions_T, tables_T1D, kv_cache, metadata)
+            return x_TE
         token_bytes = kv_cache.layers_SHD[0][0].nbytes
         plan = plan_attention(metadata, kv_cache.block_size, token_bytes, self.dtype)
         step = StepTables(*self.rotary.tables(positions_T), plan)
-        x_TE = self.embedding.forward(input_ids_T)
         for layer, kv_SHD in zip(self.layers, kv_cache.layers_SHD, strict=True):
             layer.forward(x_TE, kv_SHD, step)
         return x_TE

@@ -30,6 +30,9 @@ class Qwen3Layer(LlamaLayer):
             self.num_q_heads, self.num_kv_heads, self.head_dim, config.rms_norm_eps, dtype
         )
 
+    def head_norms(self) -> Tensor:
+        return torch.stack((self.qk_norm.weight[0], self.qk_norm.weight[-1]))
+
     def position(self, qk_THD: Tensor, step: StepTables) -> None:
         """Normalises each head, then turns it by its position, in place."""
         qk_THD.copy_(self.qk_norm.forward(qk_THD))
@@ -39,3 +42,4 @@ class Qwen3Layer(LlamaLayer):
 class Qwen3ForCausalLM(LlamaForCausalLM):
     family: Family = FAMILIES["Qwen3ForCausalLM"]
     layer_type: type[LlamaLayer] = Qwen3Layer
+    compiled_layers: tuple[type[LlamaLayer], ...] = (Qwen3Layer,)
