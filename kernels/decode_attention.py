@@ -15,6 +15,9 @@ and puts the counter back to zero, ready for the next launch. A second kernel wo
 a layer even for short contexts, which need no sum; the counter costs them nothing. The order of
 the sum is by split, not by arrival: results repeat bit for bit.
 
+Latency: the first keys and values of a program are asked for at once, before the kernel waits for
+its predecessor, and only into the shared cache, as the last of them may be about to be written.
+
 Called once a layer for the decode rows of a step; allocates nothing, never synchronises.
 
 R rows, S seats, N query heads, K key-value heads, G = N / K, D head_dim, B blocks, P block size,
@@ -29,12 +32,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cearx.kernels import dependent_launch
+from cearx.kernels.dependent_launch import fetch_into_l2, let_next_start, wait_for_previous
 from cearx.kernels.paged_kv import check_pool, check_tables, gather_float
 
 MAX_SPLITS = 64
 MAX_GROUP = 16
-MAX_PROGRAMS = 1024
-"""Rows are split only while rows * K * splits stays within this."""
+MAX_PROGRAMS = 384
+"""Rows are split only while rows * K * splits stays within this: 256 programs keep the memory
+busy, and further splits cost their sum, further programs their start."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +53,24 @@ class DecodeConfig:
     min_split: int
     """Tokens: a row of n of them has at most n / min_split splits."""
     max_programs: int = MAX_PROGRAMS
+    fetch_ahead: int = 128
+    """Tokens a program asks for before it does anything else; 0 or a power of two."""
 
 
-FEW_PROGRAMS = 128
-"""Up to here, rows * K leaves processors idle: depth of loads counts more than occupancy."""
-
-CONFIGS: dict[tuple[bool, int], DecodeConfig] = {
-    # (rows * K <= FEW_PROGRAMS, bytes of a key)
-    (True, 128): DecodeConfig(block_n=128, num_warps=4, num_stages=3, min_split=256),
-    (False, 128): DecodeConfig(block_n=64, num_warps=4, num_stages=3, min_split=512),
-    (True, 256): DecodeConfig(block_n=64, num_warps=4, num_stages=3, min_split=256),
-    (False, 256): DecodeConfig(block_n=64, num_warps=4, num_stages=2, min_split=512),
-    (True, 512): DecodeConfig(block_n=32, num_warps=4, num_stages=2, min_split=256),
-    (False, 512): DecodeConfig(block_n=32, num_warps=4, num_stages=2, min_split=512),
+CONFIGS: dict[int, tuple[tuple[int, DecodeConfig], ...]] = {
+    # bytes of a key: (up to so many rows * K, configuration), the last for all beyond
+    128: (
+        (128, DecodeConfig(block_n=128, num_warps=4, num_stages=3, min_split=256)),
+        (0, DecodeConfig(block_n=64, num_warps=4, num_stages=3, min_split=512)),
+    ),
+    256: (
+        (16, DecodeConfig(block_n=64, num_warps=2, num_stages=3, min_split=160)),
+        (128, DecodeConfig(block_n=64, num_warps=2, num_stages=3, min_split=256)),
+        (0, DecodeConfig(block_n=64, num_warps=2, num_stages=2, min_split=512)),
+    ),
+    512: ((0, DecodeConfig(block_n=32, num_warps=4, num_stages=2, min_split=256)),),
 }
+"""Those of 256 bytes balance a sweep over contexts of 64 to 8192 (docs/experiments.md)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +99,28 @@ def make_scratch(
         sums=torch.empty(results, dtype=torch.float32, device=device),
         arrived=torch.zeros(heads, dtype=torch.int32, device=device),
     )
+
+
+@triton.jit
+def _fetch_first(
+    p_k,
+    p_table,
+    start,
+    last,
+    VALUES: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    """Asks for the keys and values of the first tokens of a split, one address a line."""
+    ELEMENTS: tl.constexpr = 128 // (p_k.dtype.element_ty.primitive_bitwidth // 8)
+    LINES: tl.constexpr = (HEAD_DIM + ELEMENTS - 1) // ELEMENTS
+    position = tl.minimum(start + tl.arange(0, TOKENS), last)
+    blocks = tl.load(p_table + position // BLOCK_SIZE)
+    o_token = blocks.to(tl.int64) * (2 * VALUES) + position % BLOCK_SIZE * HEAD_DIM
+    p_lines = p_k + o_token[:, None] + (tl.arange(0, LINES) * ELEMENTS)[None, :]
+    fetch_into_l2(p_lines)
+    fetch_into_l2(p_lines + VALUES)
 
 
 @triton.jit
@@ -160,10 +192,13 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
+    FETCH_AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     ROWS: tl.constexpr = 16
     HEAD_STRIDE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     VALUES: tl.constexpr = NUM_KV_HEADS * HEAD_STRIDE
+    let_next_start(PDL)
     i_head = tl.program_id(0)
     i_row = tl.program_id(1)
     i_split = tl.program_id(2)
@@ -174,11 +209,20 @@ def _decode_kernel(
     num_splits = tl.maximum(tl.minimum(length // min_split, max_splits), 1)
     split_len = tl.maximum(tl.cdiv(tl.cdiv(length, num_splits), BLOCK_N), 1) * BLOCK_N
     num_splits = tl.maximum(tl.cdiv(length, split_len), 1)
+    # Returning without the wait is right: split 0 waits, so that the launch cannot end too soon.
     if i_split >= num_splits:
         return
     start = i_split * split_len
     end = tl.minimum(start + split_len, length)
     last = tl.maximum(length - 1, 0)
+
+    p_k = p_kv + i_head * HEAD_STRIDE
+    p_table = p_tables + seat.to(tl.int64) * table_stride
+    # The block of a tile is loaded while the tile before it is computed.
+    block = tl.load(p_table + tl.minimum(start, last) // BLOCK_SIZE)
+    if FETCH_AHEAD > 0:
+        _fetch_first(p_k, p_table, start, last, VALUES, HEAD_DIM, BLOCK_SIZE, FETCH_AHEAD)
+    wait_for_previous(PDL)
 
     o_g = tl.arange(0, ROWS)
     o_n = tl.arange(0, BLOCK_N)
@@ -190,13 +234,9 @@ def _decode_kernel(
         mask=in_group,
         other=0.0,
     )
-    p_k = p_kv + i_head * HEAD_STRIDE
-    p_table = p_tables + seat.to(tl.int64) * table_stride
     b_max = tl.full([ROWS], float("-inf"), tl.float32)
     b_sum = tl.zeros([ROWS], tl.float32)
     b_acc = tl.zeros([ROWS, HEAD_DIM], tl.float32)
-    # The block of a tile is loaded while the tile before it is computed.
-    block = tl.load(p_table + tl.minimum(start, last) // BLOCK_SIZE)
     for first in tl.range(start, end, BLOCK_N):
         position = tl.minimum(first + o_n, last)
         if BLOCK_SIZE >= BLOCK_N:
@@ -262,8 +302,9 @@ def _decode_kernel(
 
 def choose_config(num_rows: int, num_kv_heads: int, key_bytes: int) -> DecodeConfig:
     """The checked-in choice for a launch; `key_bytes` is one key's size, D times the type's."""
-    key_bytes = min(max(key_bytes, 128), 512)
-    return CONFIGS[(num_rows * num_kv_heads <= FEW_PROGRAMS, key_bytes)]
+    choices = CONFIGS[min(max(key_bytes, 128), 512)]
+    fitting = (config for limit, config in choices if num_rows * num_kv_heads <= limit)
+    return next(fitting, choices[-1][1])
 
 
 def count_splits(num_rows: int, num_kv_heads: int, max_programs: int) -> int:
@@ -328,9 +369,12 @@ def decode_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_N=config.block_n,
-        CHUNK=max(8 * config.num_warps // group_padded, 2),
+        CHUNK=max(16 * config.num_warps // group_padded, 2),
+        FETCH_AHEAD=config.fetch_ahead if q_RND.is_cuda else 0,
+        PDL=dependent_launch.ENABLED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **dependent_launch.launch_options(),
     )
 
 

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cearx.kernels import dependent_launch
+from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
 from cearx.kernels.paged_kv import check_pool
 
 FEW_TOKENS = 1024
@@ -40,9 +42,11 @@ def _position_and_store_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
     FIRST_VALUE: tl.constexpr = NUM_Q_HEADS + NUM_KV_HEADS
+    let_next_start(PDL)
     dtype = p_qkv.dtype.element_ty
     i_token = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -56,6 +60,14 @@ def _position_and_store_kernel(
     p_cos = p_cos_sin + position * HEAD_DIM + o_d
     cos = tl.load(p_cos).to(dtype).to(tl.float32)[None, :]
     sin = tl.load(p_cos + HALF).to(dtype).to(tl.float32)[None, :]
+    if HAS_NORM:
+        q_low = tl.load(p_q_norm + o_d).to(tl.float32)[None, :]
+        q_high = tl.load(p_q_norm + HALF + o_d).to(tl.float32)[None, :]
+        k_low = tl.load(p_k_norm + o_d).to(tl.float32)[None, :]
+        k_high = tl.load(p_k_norm + HALF + o_d).to(tl.float32)[None, :]
+        weight_low = tl.where(is_query[:, None], q_low, k_low)
+        weight_high = tl.where(is_query[:, None], q_high, k_high)
+    wait_for_previous(PDL)
 
     p_low = p_qkv + i_token * qkv_stride + o_h[:, None] * HEAD_DIM + o_d[None, :]
     raw_low = tl.load(p_low, mask=exists, other=0.0)
@@ -65,12 +77,6 @@ def _position_and_store_kernel(
     if HAS_NORM:
         mean = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / HEAD_DIM
         factor = tl.rsqrt(mean + eps)[:, None]
-        q_low = tl.load(p_q_norm + o_d).to(tl.float32)[None, :]
-        q_high = tl.load(p_q_norm + HALF + o_d).to(tl.float32)[None, :]
-        k_low = tl.load(p_k_norm + o_d).to(tl.float32)[None, :]
-        k_high = tl.load(p_k_norm + HALF + o_d).to(tl.float32)[None, :]
-        weight_low = tl.where(is_query[:, None], q_low, k_low)
-        weight_high = tl.where(is_query[:, None], q_high, k_high)
         low = ((low * factor).to(dtype).to(tl.float32) * weight_low).to(dtype).to(tl.float32)
         high = ((high * factor).to(dtype).to(tl.float32) * weight_high).to(dtype).to(tl.float32)
     turned_low = ((low * cos).to(dtype).to(tl.float32) - high * sin).to(dtype)
@@ -137,7 +143,9 @@ def position_and_store(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_H=block_h,
+        PDL=dependent_launch.ENABLED,
         num_warps=block_h // 4,
+        **dependent_launch.launch_options(),
     )
 
 

@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cearx.kernels import dependent_launch
+from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
 from cearx.kernels.paged_kv import check_pool, check_tables, gather_float
 
 
@@ -37,15 +39,15 @@ class PrefillConfig:
     num_stages: int
 
 
-FEW_ROWS = 256
-"""Up to here (tokens of the longest chunk * G) small tiles spread the work over more processors."""
+FEW_TOKENS = 512
+"""Up to here (tokens of the longest chunk) masks and empty rows cost more than loads."""
 
 CONFIGS: dict[tuple[bool, int], PrefillConfig] = {
-    # (rows <= FEW_ROWS, bytes of a key)
+    # (tokens of the longest chunk <= FEW_TOKENS, bytes of a key)
     (True, 128): PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=3),
     (False, 128): PrefillConfig(block_m=128, block_n=64, num_warps=4, num_stages=3),
-    (True, 256): PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=2),
-    (False, 256): PrefillConfig(block_m=128, block_n=64, num_warps=8, num_stages=3),
+    (True, 256): PrefillConfig(block_m=64, block_n=32, num_warps=4, num_stages=3),
+    (False, 256): PrefillConfig(block_m=64, block_n=64, num_warps=4, num_stages=3),
     (True, 512): PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
     (False, 512): PrefillConfig(block_m=32, block_n=32, num_warps=4, num_stages=2),
 }
@@ -122,19 +124,23 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     HEAD_STRIDE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     VALUES: tl.constexpr = NUM_KV_HEADS * HEAD_STRIDE
+    let_next_start(PDL)
     i_head = tl.program_id(1)
     i_chunk = tl.program_id(2)
     first_token = tl.load(p_cu_seqlens + i_chunk)
     num_tokens = tl.load(p_cu_seqlens + i_chunk + 1) - first_token
     # The last rows see the most keys: they start first, so that none is left alone at the end.
     i_tile = tl.cdiv(num_tokens * GROUP, BLOCK_M) - 1 - tl.program_id(0)
-    if i_tile < 0:
-        return
     length = tl.load(p_lens + i_chunk)
     seat = tl.load(p_seats + i_chunk)
+    # Every program waits, those without rows too: a launch of empty chunks must not end too soon.
+    wait_for_previous(PDL)
+    if i_tile < 0:
+        return
     prefix = length - num_tokens
 
     row = i_tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -199,10 +205,10 @@ def _prefill_kernel(
     )
 
 
-def choose_config(num_rows: int, key_bytes: int) -> PrefillConfig:
-    """The checked-in choice; `num_rows` is the longest chunk's tokens times the group's heads."""
+def choose_config(max_q_len: int, key_bytes: int) -> PrefillConfig:
+    """The checked-in choice; `key_bytes` is one key's size, D times the type's."""
     key_bytes = min(max(key_bytes, 128), 512)
-    return CONFIGS[(num_rows <= FEW_ROWS, key_bytes)]
+    return CONFIGS[(max_q_len <= FEW_TOKENS, key_bytes)]
 
 
 def prefill_attention(
@@ -237,7 +243,7 @@ def prefill_attention(
     assert num_q_heads == group * num_kv_heads, (num_q_heads, num_kv_heads)
     if num_chunks == 0 or max_q_len == 0:
         return
-    config = config or choose_config(max_q_len * group, head_dim * q_TND.element_size())
+    config = config or choose_config(max_q_len, head_dim * q_TND.element_size())
     num_tiles = triton.cdiv(max_q_len * group, config.block_m)
     _prefill_kernel[(num_tiles, num_kv_heads, num_chunks)](
         q_TND,
@@ -257,8 +263,10 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
+        PDL=dependent_launch.ENABLED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **dependent_launch.launch_options(),
     )
 
 

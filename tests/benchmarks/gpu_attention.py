@@ -4,7 +4,7 @@ Owns a measurement, not a test; the times are `gpu_attention_times.py`. Kernels 
 several processes first. A part that finds the time spent is left out and says so; the summary
 always comes last.
 
-    python tests/benchmarks/gpu_attention.py --budget-s 140 --parts correct time sweep
+    python tests/benchmarks/gpu_attention.py --budget-s 140 --parts correct time chain sweep
 """
 
 import argparse
@@ -23,10 +23,13 @@ import torch
 from torch import Tensor
 
 sys.path.extend((str(Path(__file__).parent), str(Path(__file__).parent.parent / "support")))
+from gpu_attention_chain import ROWS as CHAIN_ROWS
+from gpu_attention_chain import Chain, time_chain
 from gpu_attention_times import (
     DECODE_TILES,
     DEVICE,
     DTYPE,
+    FETCH_AHEAD,
     MODELS,
     PREFILL_TILES,
     SUMMARY,
@@ -42,6 +45,7 @@ from gpu_attention_times import (
 from paged_attention import Heads, Problem, make_problem
 
 from cearx.kernels import decode_attention as decode
+from cearx.kernels import dependent_launch
 from cearx.kernels import position_and_store as store
 from cearx.kernels import prefill_attention as prefill
 
@@ -106,28 +110,40 @@ def run_prefill(
     return out_TND, cu_seqlens
 
 
+def run_job(kind: str, heads: Heads, tiles: tuple[int, ...] | None) -> None:
+    """Runs tiny problems that meet every variant of a kernel which the parts will launch."""
+    if kind == "store":
+        for num_tokens, with_norm in itertools.product((1, store.FEW_TOKENS + 1), (False, True)):
+            StoreCase(heads, num_tokens, with_norm).launch()
+    elif kind == "chain":
+        for rows in CHAIN_ROWS:
+            Chain(DecodeBench(), heads, rows, heads.block_size).run(True)
+    elif kind == "decode" and tiles is None:
+        for rows in (1, 9, 129):
+            run_decode(make_problem(heads, [5] * rows, dtype=DTYPE, device=DEVICE, seed=0))
+    elif kind == "decode":
+        problem = make_problem(heads, [5], dtype=DTYPE, device=DEVICE, seed=0)
+        for fetch in FETCH_AHEAD:
+            run_decode(problem, decode.DecodeConfig(*tiles, 256, fetch_ahead=fetch))
+    else:
+        config = prefill.PrefillConfig(*tiles) if tiles else None
+        longest = prefill.FEW_TOKENS + 1
+        problem = make_problem(heads, [longest], dtype=DTYPE, device=DEVICE, seed=0)
+        for chunk in (1, longest) if tiles is None else (1,):
+            run_prefill(problem, [chunk], config)
+    torch.cuda.synchronize()
+
+
 def compile_jobs(jobs: list[tuple[str, Heads, tuple[int, ...] | None]]) -> list[str]:
-    """Runs tiny problems so that Triton's cache on disk holds their kernels; returns failures."""
+    """Fills Triton's cache on disk; returns failures."""
     failures = []
     for kind, heads, tiles in jobs:
         try:
-            if kind == "store":
-                for num_tokens in (1, store.FEW_TOKENS + 1):
-                    for with_norm in (False, True):
-                        StoreCase(heads, num_tokens, with_norm).launch()
-            elif kind == "decode":
-                config = decode.DecodeConfig(*tiles, min_split=256) if tiles else None
-                for rows in (1, 129) if tiles is None else (1,):
-                    problem = make_problem(heads, [5] * rows, dtype=DTYPE, device=DEVICE, seed=0)
-                    run_decode(problem, config)
-            else:
-                config = prefill.PrefillConfig(*tiles) if tiles else None
-                problem = make_problem(heads, [300], dtype=DTYPE, device=DEVICE, seed=0)
-                for chunk in (1, 300) if tiles is None else (1,):
-                    run_prefill(problem, [chunk], config)
-            torch.cuda.synchronize()
+            run_job(kind, heads, tiles)
         except Exception as error:
             failures.append(f"{kind} {heads} {tiles}: {type(error).__name__} {error}"[:300])
+        finally:
+            dependent_launch.ENABLED = False
     return failures
 
 
@@ -138,6 +154,8 @@ def precompile(parts: list[str], processes: int) -> set[tuple[str, tuple[int, ..
     if "correct" in parts:
         jobs += [(kind, heads, None) for heads in ODD_HEADS for kind in kinds]
     jobs += [(kind, heads, None) for heads in MODELS.values() for kind in kinds]
+    if "chain" in parts:
+        jobs += [("chain", heads, None) for heads in MODELS.values()]
     if "sweep" in parts:
         jobs += [("decode", heads, t) for heads in MODELS.values() for t in DECODE_TILES]
         jobs += [("prefill", MODELS["8B"], t) for t in PREFILL_TILES]
@@ -264,7 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--budget-s", type=float, default=140.0)
     parser.add_argument("--processes", type=int, default=14)
-    parser.add_argument("--parts", nargs="+", default=["correct", "time", "sweep"])
+    parser.add_argument("--parts", nargs="+", default=["correct", "time", "chain", "sweep"])
     options = parser.parse_args()
     begin = time.monotonic()
     end = begin + options.budget_s
@@ -277,11 +295,13 @@ def main() -> None:
     steps: list[tuple[str, Callable[[], None]]] = []
     if "correct" in options.parts:
         steps.append(("correct", check_correctness))
-    if "time" in options.parts or "sweep" in options.parts:
+    if {"time", "chain", "sweep"}.intersection(options.parts):
         bench = DecodeBench()
     if "time" in options.parts:
         steps += [("time decode", lambda: time_decode(bench)), ("time prefill", time_prefill)]
         steps.append(("time store", time_store))
+    if "chain" in options.parts:
+        steps.append(("chain", lambda: time_chain(bench)))
     if "sweep" in options.parts:
         steps.append(("sweep prefill", lambda: sweep_prefill(bad, end - 30)))
         steps.append(("sweep decode", lambda: sweep_decode(bench, bad, end)))

@@ -8,7 +8,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import torch
 from paged_attention import Heads, make_problem
@@ -27,19 +27,20 @@ POOL_BLOCKS = 16_400
 MODELS = {"8B": Heads(32, 8, 128, 64), "0.6B": Heads(16, 8, 128, 64)}
 DECODE_ROWS, DECODE_CONTEXTS = (1, 4, 16, 64), (64, 288, 1024, 4096, 8192)
 DECODE_TILES = [
-    (64, 4, 2),
     (64, 4, 3),
     (64, 4, 4),
     (64, 2, 2),
     (64, 2, 3),
-    (32, 4, 3),
-    (32, 4, 5),
-    (32, 2, 3),
     (32, 2, 4),
     (32, 1, 3),
     (16, 1, 4),
+    (128, 4, 2),
+    (128, 4, 3),
+    (128, 8, 2),
+    (256, 8, 1),
 ]
-MIN_SPLITS = (64, 128, 256, 512, 1024)
+MIN_SPLITS = (64, 96, 160, 256, 512)
+FETCH_AHEAD = (0, 128, 256)
 PREFILL_POINTS = ((1, 32), (16, 256), (64, 256), (1, 4096), (4, 4096))
 PREFILL_TILES = [
     (128, 64, 8, 2),
@@ -221,7 +222,7 @@ def time_store() -> None:
 
 
 def sweep_decode(bench: DecodeBench, bad: set[tuple[str, tuple[int, ...]]], end: float) -> None:
-    points = [(r, c) for r in DECODE_ROWS for c in (64, 288, 1024, 8192)]
+    points = [(r, c) for r in DECODE_ROWS for c in (64, 288, 1024, 4096)]
     points.append((32, 1024))
     for (model, heads), (rows, context) in itertools.product(MODELS.items(), points):
         if time.monotonic() > end:
@@ -234,16 +235,17 @@ def sweep_decode(bench: DecodeBench, bad: set[tuple[str, tuple[int, ...]]], end:
                 found.append((bench.us(heads, rows, context, config), tiles))
         found.sort()
         splits = []
-        for (_, tiles), min_split, programs in itertools.product(
-            found[:2], MIN_SPLITS, (256, 1024)
-        ):
+        for (_, tiles), min_split in itertools.product(found[:3], MIN_SPLITS):
             if min_split <= context * 2 or min_split == MIN_SPLITS[0]:
-                config = decode.DecodeConfig(*tiles, min_split, programs)
+                config = decode.DecodeConfig(*tiles, min_split)
                 splits.append((bench.us(heads, rows, context, config), astuple(config)))
+        for (_, values), fetch in itertools.product(sorted(splits)[:2], FETCH_AHEAD):
+            config = replace(decode.DecodeConfig(*values), fetch_ahead=fetch)
+            splits.append((bench.us(heads, rows, context, config), astuple(config)))
         splits.sort()
         default = bench.us(heads, rows, context)
         say(f"  decode {model} R={rows} {context}: " + listing(found))
-        say(f"    (n, warps, stages, min_split, programs) {listing(splits[:8])}")
+        say(f"    (n, warps, stages, min_split, programs, fetch) {listing(splits[:8])}")
         best, config_of_best = splits[0]
         listed = ",".join(map(str, config_of_best))
         point = f"{model} {rows}x{context}"
