@@ -269,6 +269,16 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the model in the API (default: the MODEL argument)."""
     chat_template: Path | None = None
     """File with a Jinja chat template that replaces the model's."""
+    tool_call_parser: str = "auto"
+    """How the model writes tool calls: 'hermes', 'llama3_json', an installed parser, 'none'.
+
+    'auto' looks at the chat template."""
+    enable_auto_tool_choice: bool = True
+    """Let the model decide whether it calls one of a request's tools."""
+    reasoning_parser: Literal["auto", "none", "think", "qwen3", "deepseek_r1"] = "auto"
+    """Tell text between <think> and </think> apart as reasoning_content ('none': do not).
+
+    'auto' does it when the chat template knows these tags; the other names mean the same."""
     enable_prompt_tokens_details: bool = False
     """Report usage.prompt_tokens_details.cached_tokens."""
     strict_params: bool = False

@@ -21,6 +21,7 @@ from cearx.frontend.logprobs import (
     prompt_logprobs,
 )
 from cearx.frontend.openai_types import Usage
+from cearx.frontend.parsed_text import ParsedText, ToolDelta
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
@@ -29,10 +30,26 @@ _encode = msgspec.json.Encoder().encode
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """Of a message; in a chunk it has an index, and the first one of a call id, type and name."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: CalledFunction
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -161,6 +178,8 @@ class ChatFormat(AnswerFormat):
     prompt_is_in_choice = False
 
     def delta_json(self, delta: ChoiceDelta, is_first: bool) -> bytes:
+        if delta.parsed is not None:
+            return b'"delta":' + _encode(_parsed_delta(delta.parsed, is_first))
         if is_first:
             return b'"delta":{"role":"assistant","content":%s}' % _encode(delta.text)
         if not delta.text and delta.finish_reason is not None:
@@ -179,7 +198,7 @@ class ChatFormat(AnswerFormat):
             choices=[
                 ChatChoice(
                     index=choice.index,
-                    message=ChatMessage(content=choice.text),
+                    message=_message(choice),
                     logprobs=chat_logprobs(choice.records, self.names) if choice.records else None,
                     finish_reason=_ended(choice),
                     stop_reason=choice.stop_reason,
@@ -191,6 +210,46 @@ class ChatFormat(AnswerFormat):
             prompt_token_ids=_prompt_ids(choices[0]),
         )
         return _encode(answer)
+
+
+class ParsedDelta(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+def _parsed_delta(parsed: ParsedText, is_first: bool) -> ParsedDelta:
+    """Only what there is; the first one has a content in any case, as without a parser."""
+    return ParsedDelta(
+        role="assistant" if is_first else UNSET,
+        content=parsed.content if parsed.content or is_first else UNSET,
+        reasoning_content=parsed.reasoning or UNSET,
+        tool_calls=_tool_calls(parsed.tools, is_chunk=True) or UNSET,
+    )
+
+
+def _message(choice: ChoiceDelta) -> ChatMessage:
+    parsed = choice.parsed
+    if parsed is None:
+        return ChatMessage(content=choice.text)
+    return ChatMessage(
+        content=parsed.content if parsed.content or not parsed.tools else None,
+        reasoning_content=parsed.reasoning or UNSET,
+        tool_calls=_tool_calls(parsed.tools, is_chunk=False) or UNSET,
+    )
+
+
+def _tool_calls(tools: list[ToolDelta], *, is_chunk: bool) -> list[ToolCall]:
+    return [
+        ToolCall(
+            index=tool.index if is_chunk else UNSET,
+            id=tool.id or UNSET,
+            type="function" if tool.id else UNSET,
+            function=CalledFunction(name=tool.name or UNSET, arguments=tool.arguments),
+        )
+        for tool in tools
+    ]
 
 
 class CompletionFormat(AnswerFormat):

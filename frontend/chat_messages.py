@@ -1,10 +1,13 @@
 """The messages of a chat request, checked and brought to the form that templates take.
 
-Content becomes one string: text parts are joined by line feeds. What is known and not built (tool
-calls, images, audio, files) is refused by name. Called by `chat_route.py`.
+Content becomes one string: text parts are joined by line feeds. The arguments of earlier tool calls
+become objects, as templates expect. What is known and not built (images, audio, files) is refused
+by name. Called by `chat_route.py`.
 """
 
 from typing import Any
+
+import msgspec
 
 from cearx.frontend.errors import ApiError, invalid, not_supported, shown
 
@@ -17,11 +20,14 @@ ROLES = {
 }
 """The roles of the API and those of the templates."""
 
-UNBUILT_FIELDS = ("tool_calls", "function_call", "audio")
-KNOWN_FIELDS = frozenset(("role", "content", "name", "tool_call_id", *UNBUILT_FIELDS))
+UNBUILT_FIELDS = ("function_call", "audio")
 UNBUILT_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "refusal")
-TEXT_FIELDS = ("name", "tool_call_id")
+TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 """Passed on to the template when they are there."""
+KNOWN_FIELDS = frozenset(
+    ("role", "content", "tool_calls", "refusal", "annotations", *TEXT_FIELDS, *UNBUILT_FIELDS)
+)
+MAX_TOOL_CALLS = 128
 
 
 def unknown_fields(messages: list[dict[str, Any]]) -> set[str]:
@@ -34,12 +40,12 @@ def unknown_fields(messages: list[dict[str, Any]]) -> set[str]:
     }
 
 
-def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
+def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Raises ApiError (400) that names the message."""
     return [_template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
-def _template_message(at: str, message: dict[str, Any]) -> dict[str, str]:
+def _template_message(at: str, message: dict[str, Any]) -> dict[str, Any]:
     if "role" not in message:
         raise invalid(f"{at}.role", f"{at}.role is required", "missing_required_parameter")
     role = message["role"]
@@ -51,13 +57,48 @@ def _template_message(at: str, message: dict[str, Any]) -> dict[str, str]:
     for field in UNBUILT_FIELDS:
         if message.get(field) not in (None, []):
             raise not_supported(f"{at}.{field}", f"{at}.{field} is not supported by this server")
-    rendered = {"role": ROLES[role], "content": _text(f"{at}.content", message.get("content"))}
+    content, calls = message.get("content"), message.get("tool_calls")
+    rendered: dict[str, Any] = {"role": ROLES[role]}
+    if calls and role == "assistant":
+        content = "" if content is None else content
+        rendered["tool_calls"] = _tool_calls(f"{at}.tool_calls", calls)
+    elif calls:
+        message_of = f"{at}.tool_calls is for messages of the assistant, this one is of {role}"
+        raise invalid(f"{at}.tool_calls", message_of)
+    rendered["content"] = _text(f"{at}.content", content)
     for field in TEXT_FIELDS:
         value = message.get(field)
         if value is not None:
             if not isinstance(value, str):
                 raise _not_text(f"{at}.{field}", value)
             rendered[field] = value
+    return rendered
+
+
+def _tool_calls(at: str, calls: Any) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise invalid(at, f"Invalid value {shown(calls)} for {at}: expected a list", "invalid_type")
+    if len(calls) > MAX_TOOL_CALLS:
+        raise invalid(at, f"{at} may hold {MAX_TOOL_CALLS} calls, got {len(calls)}")
+    return [_tool_call(f"{at}[{i}]", call) for i, call in enumerate(calls)]
+
+
+def _tool_call(at: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise invalid(at, f"Invalid value {shown(call)} for {at}: expected a function call")
+    name, text = function.get("name"), function.get("arguments", "{}")
+    if not isinstance(name, str):
+        raise _not_text(f"{at}.function.name", name)
+    if not isinstance(text, str):
+        raise _not_text(f"{at}.function.arguments", text)
+    try:
+        arguments = msgspec.json.decode(text) if text else {}
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        arguments = text  # what a limit of tokens cut off is shown as it was
+    rendered = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    if isinstance(call.get("id"), str):
+        rendered["id"] = call["id"]
     return rendered
 
 

@@ -19,6 +19,7 @@ from cearx.frontend.prompts import Prompt, prompt_rules
 from cearx.frontend.respond import AnswerPlan
 from cearx.frontend.sampling import build_generation, check_num_logprobs
 from cearx.frontend.server_state import ServerState
+from cearx.frontend.tool_choice import plan_tools
 
 TEMPLATE_KWARGS = (
     "date_string",
@@ -47,6 +48,7 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
         state=state,
         grammar=await checked_grammar(state, request),
     )
+    tools = plan_tools(state, request)
     kwargs = _template_kwargs(request.chat_template_kwargs or {})
     packer = state.prompt_packer(engine)
     rules = prompt_rules(
@@ -61,6 +63,7 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
             messages,
             not continues and request.add_generation_prompt is not False,
             kwargs,
+            tools.shown,
         )
         if continues:
             text = _cut(text, messages[-1]["content"])
@@ -69,7 +72,12 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
 
     prompt, echo = await to_thread.run_sync(make_prompt, limiter=state.prompt_threads)
     return build_plan(
-        state, generation, [prompt], answer_format(state, request, ChatFormat), chat_echo=echo
+        state,
+        generation,
+        [prompt],
+        answer_format(state, request, ChatFormat),
+        chat_echo=echo,
+        output_rules=tools.rules,
     )
 
 
@@ -110,13 +118,14 @@ def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _render(
     template: ChatTemplate | None,
-    messages: list[dict[str, str]],
+    messages: list[dict[str, Any]],
     add_generation_prompt: bool,
     kwargs: dict[str, Any],
+    tools: list[dict[str, Any]] | None,
 ) -> str:
     try:
         return require(template).render(
-            messages, add_generation_prompt=add_generation_prompt, **kwargs
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs
         )
     except ChatTemplateError as error:
         raise ApiError(400, str(error), param="messages", code="chat_template_error") from None

@@ -41,6 +41,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, bos_token: str | None, eos_token: str | None) -> None:
         """Raises BadChatTemplate when the source does not compile."""
+        self.source = source
         try:
             self._template = TemplateEnvironment().from_string(source)
         except (TemplateError, RecursionError, SyntaxError) as error:

@@ -12,6 +12,8 @@ from cearx.core.events import FinishReason
 from cearx.core.messages import Output
 from cearx.frontend.detokenizer import IncrementalDetokenizer
 from cearx.frontend.errors import server_error, timed_out
+from cearx.frontend.output_parser import OutputParser
+from cearx.frontend.parsed_text import ParsedText, join_parsed
 from cearx.frontend.prompt_part import PromptPart, TokenRecord
 from cearx.frontend.stop_strings import StopStringMatcher
 
@@ -32,12 +34,15 @@ class ChoiceDelta(msgspec.Struct, kw_only=True):
     """In the first delta of a choice, if asked for."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    parsed: ParsedText | None = None
+    """What the text is made of, where that is asked for."""
+    num_reasoning_tokens: int = 0
 
     @property
     def is_silent(self) -> bool:
         """Whether a client would learn nothing from it."""
         return not (
-            self.text
+            (self.text if self.parsed is None else not self.parsed.is_empty)
             or self.records
             or self.token_ids
             or self.prompt_token_ids is not None
@@ -63,6 +68,10 @@ def join_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         ),
         finish_reason=deltas[-1].finish_reason,
         stop_reason=deltas[-1].stop_reason,
+        parsed=None
+        if deltas[0].parsed is None
+        else join_parsed([delta.parsed for delta in deltas if delta.parsed is not None]),
+        num_reasoning_tokens=sum(delta.num_reasoning_tokens for delta in deltas),
     )
 
 
@@ -80,10 +89,12 @@ class Choice:
         prompt: PromptPart | None = None,
         shows_token_ids: bool = False,
         is_prompt_only: bool = False,
+        parser: OutputParser | None = None,
     ) -> None:
         """`is_prompt_only`: the engine's tokens are not told, only that it has ended."""
         self.index = index
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0
         self.is_finished = False
         self.met_stop_string = False
         """True when the text ended it and the engine does not know."""
@@ -94,6 +105,7 @@ class Choice:
         self._prompt = prompt
         self._shows_token_ids = shows_token_ids
         self._is_prompt_only = is_prompt_only
+        self._parser = parser
         self._text_length = 0 if prompt is None else len(prompt.echo_text)
         """Characters decoded so far, shown or held back."""
 
@@ -104,7 +116,8 @@ class Choice:
             raise timed_out()
         if output.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
             raise server_error("The engine failed to compute this request", "request_failed")
-        delta = ChoiceDelta(index=self.index)
+        parser = self._parser
+        delta = ChoiceDelta(index=self.index, parsed=None if parser is None else ParsedText())
         if self._prompt is not None and self._prompt.take(output):
             self._tell_prompt(self._prompt, delta)
             self._prompt = None
@@ -125,16 +138,28 @@ class Choice:
             delta.num_tokens += 1
             # The token that ends a generation is counted, but is no part of its text.
             shows = not is_stop or self._include_stop
-            delta.text += self._show(self._detokenizer.push((token_id,)) if shows else "")
+            text = self._show(self._detokenizer.push((token_id,)) if shows else "")
+            delta.text += text
+            if parser is not None:
+                self._parse(parser, text, delta)
             if self.met_stop_string:
                 return self._end_at_stop_string(delta)
         if output.finish_reason is not None:
             self._end(delta, output)
         return delta
 
+    def _parse(self, parser: OutputParser, text: str, delta: ChoiceDelta) -> None:
+        """Token by token, so that the count of reasoning tokens depends on no batching."""
+        assert delta.parsed is not None, "the choice has a parser"
+        self.num_reasoning_tokens += parser.is_thinking
+        delta.num_reasoning_tokens += parser.is_thinking
+        parser.push(text, delta.parsed)
+
     @staticmethod
     def _tell_prompt(prompt: PromptPart, delta: ChoiceDelta) -> None:
         delta.text = prompt.echo_text
+        if delta.parsed is not None:
+            delta.parsed.content = prompt.echo_text
         delta.records = prompt.records()
         delta.prompt_records = prompt.prompt_records()
         if prompt.shows_token_ids:
@@ -149,20 +174,31 @@ class Choice:
         return shown
 
     def _end(self, delta: ChoiceDelta, output: Output) -> None:
-        delta.text += self._show(self._detokenizer.finish())
+        text = self._show(self._detokenizer.finish())
+        if not self.met_stop_string and self._matcher is not None:
+            text += self._matcher.flush()
+        delta.text += text
+        if self._parser is not None and delta.parsed is not None:
+            self._parser.push(text, delta.parsed)
         if self.met_stop_string:
             self._end_at_stop_string(delta)
             return
-        if self._matcher is not None:
-            delta.text += self._matcher.flush()
         self.is_finished = True
         is_stop = output.finish_reason is FinishReason.STOP and not self._is_prompt_only
-        delta.finish_reason = "stop" if is_stop else "length"
         delta.stop_reason = output.stop_token_id if is_stop else None
+        delta.finish_reason = self._finish_parser(delta, "stop" if is_stop else "length")
 
     def _end_at_stop_string(self, delta: ChoiceDelta) -> ChoiceDelta:
         assert self._matcher is not None
         self.is_finished = True
-        delta.finish_reason = "stop"
+        delta.finish_reason = self._finish_parser(delta, "stop")
         delta.stop_reason = self._matcher.matched
         return delta
+
+    def _finish_parser(self, delta: ChoiceDelta, reason: str) -> str:
+        """Lets go what the parser held back; calls change the reason for a good end."""
+        parser = self._parser
+        if parser is None or delta.parsed is None:
+            return reason
+        parser.finish(delta.parsed)
+        return "tool_calls" if reason == "stop" and parser.ends_with_calls else reason

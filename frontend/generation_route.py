@@ -24,6 +24,7 @@ from cearx.frontend.errors import ApiError, invalid, model_not_found
 from cearx.frontend.http_io import ClientDisconnected, read_body, refuse_body, send_error
 from cearx.frontend.logprobs import TokenNames
 from cearx.frontend.openai_types import MAX_CHOICES, GenerationRequest
+from cearx.frontend.output_parser import OutputRules
 from cearx.frontend.prompt_part import Echo, PromptPart, echo_of
 from cearx.frontend.prompts import Prompt
 from cearx.frontend.respond import AnswerPlan, respond
@@ -33,6 +34,8 @@ from cearx.frontend.structured_output import constraint_of, is_constrained
 
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Log-probabilities of prompts in one answer; each is some 50 bytes of its body."""
+
+PLAIN_TEXT = OutputRules()
 
 MakePlan = Callable[[ServerState, bytes], Awaitable[AnswerPlan]]
 
@@ -112,6 +115,7 @@ def build_plan(
     answer_format: AnswerFormat,
     *,
     chat_echo: str | None = None,
+    output_rules: OutputRules = PLAIN_TEXT,
 ) -> AnswerPlan:
     """num_choices engine requests for each prompt, in order; raises ApiError.
 
@@ -154,6 +158,7 @@ def build_plan(
                     prompt=_prompt_part(generation, prompt, echo, number),
                     shows_token_ids=generation.shows_token_ids,
                     is_prompt_only=generation.is_prompt_only,
+                    parser=output_rules.make_parser(prompt.text or ""),
                 )
             )
     return AnswerPlan(
@@ -168,6 +173,7 @@ def build_plan(
         include_usage=generation.include_usage,
         continuous_usage=generation.continuous_usage,
         shows_cached_tokens=state.config.enable_prompt_tokens_details,
+        shows_reasoning_tokens=output_rules.splits_reasoning,
     )
 
 

@@ -17,6 +17,7 @@ MAX_CHOICES = 1024
 MAX_PROMPTS = 1024
 """Most prompts in one completion request."""
 MAX_MESSAGES = 4096
+MAX_TOOLS = 128
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
@@ -107,6 +108,33 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_cache_retention: str | None = None
 
 
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments; none: there are no arguments."""
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True):
+    type: Literal["function"]
+    function: Function
+
+
+class ToolReference(msgspec.Struct, kw_only=True):
+    name: ToolName
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """The answer calls this tool."""
+
+    type: Literal["function"]
+    function: ToolReference
+
+
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: PositiveInt | None = None
@@ -119,6 +147,10 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """The answer goes on where the last message ends."""
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
     parallel_tool_calls: bool | None = None
+    """False: at most one call in an answer."""
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    """Without it: auto when there are tools."""
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -133,11 +165,16 @@ class PromptTokensDetails(msgspec.Struct, kw_only=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, kw_only=True):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

@@ -20,6 +20,8 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
     make_tool_parser: Callable[[], ToolParser] | None = None
     is_parallel: bool = True
     """Whether an answer may have more than one call."""
+    is_named: bool = False
+    """The client named the tool: an answer that holds its call has ended by "stop"."""
 
     def make_parser(self, prompt: str) -> "OutputParser | None":
         """For one choice behind `prompt`; None when its text is content as it is."""
@@ -29,19 +31,24 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
         if self.splits_reasoning:
             splitter = ThinkSplitter(is_open=prompt.rstrip().endswith(OPEN))
         tools = None if self.make_tool_parser is None else self.make_tool_parser()
-        return OutputParser(splitter, tools, is_parallel=self.is_parallel)
+        return OutputParser(self, splitter, tools)
 
 
 class OutputParser:
     """`push` texts, `finish` once."""
 
     def __init__(
-        self, splitter: ThinkSplitter | None, tools: ToolParser | None, *, is_parallel: bool
+        self, rules: OutputRules, splitter: ThinkSplitter | None, tools: ToolParser | None
     ) -> None:
+        self._rules = rules
         self._splitter = splitter
         self._tools = tools
-        self._is_parallel = is_parallel
-        self.has_calls = False
+        self._has_calls = False
+
+    @property
+    def ends_with_calls(self) -> bool:
+        """Whether the client is told that the answer ended because of its calls."""
+        return self._has_calls and not self._rules.is_named
 
     @property
     def is_thinking(self) -> bool:
@@ -72,6 +79,6 @@ class OutputParser:
             self._look_at_calls(into)
 
     def _look_at_calls(self, into: ParsedText) -> None:
-        if not self._is_parallel:
+        if not self._rules.is_parallel:
             into.tools = [delta for delta in into.tools if delta.index == 0]
-        self.has_calls = self.has_calls or bool(into.tools)
+        self._has_calls = self._has_calls or bool(into.tools)

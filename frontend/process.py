@@ -26,6 +26,7 @@ from cearx.frontend.errors import ApiError
 from cearx.frontend.generation_defaults import load_generation_defaults
 from cearx.frontend.grammar_checker import GrammarChecker
 from cearx.frontend.http_server import serve_http
+from cearx.frontend.parser_choice import choose_tool_parser, has_reasoning
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.server_state import ServerState
 from cearx.frontend.tokenizer import load_tokenizer
@@ -93,6 +94,11 @@ def _load(launch: FrontendLaunch, client: EngineClient) -> ServerState:
     config, files = launch.config, launch.model
     tokenizer = load_tokenizer(files)
     defaults = load_generation_defaults(files)
+    template = load_chat_template(files, tokenizer, config.chat_template)
+    try:
+        make_tool_parser = choose_tool_parser(config.tool_call_parser, template)
+    except ValueError as error:
+        raise StartupError(str(error)) from error
     ends = {*tokenizer.eos_token_ids, *defaults.eos_token_ids}
     return ServerState(
         config=config,
@@ -101,7 +107,9 @@ def _load(launch: FrontendLaunch, client: EngineClient) -> ServerState:
         created=int(time.time()),
         client=client,
         tokenizer=tokenizer,
-        chat_template=load_chat_template(files, tokenizer, config.chat_template),
+        chat_template=template,
+        make_tool_parser=make_tool_parser,
+        splits_reasoning=has_reasoning(config.reasoning_parser, template),
         defaults=defaults,
         eos_token_ids=tuple(sorted(ends)),
         hash_secret=launch.hash_secret,

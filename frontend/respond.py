@@ -18,7 +18,7 @@ from cearx.frontend.engine_client import EngineClient, EngineRequest, RequestStr
 from cearx.frontend.errors import ApiError, server_error
 from cearx.frontend.http_io import send_body
 from cearx.frontend.keep_alive import COMMENT, KeepAlive
-from cearx.frontend.openai_types import PromptTokensDetails, Usage
+from cearx.frontend.openai_types import CompletionTokensDetails, PromptTokensDetails, Usage
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -48,6 +48,7 @@ class AnswerPlan(msgspec.Struct, kw_only=True):
     include_usage: bool
     continuous_usage: bool
     shows_cached_tokens: bool
+    shows_reasoning_tokens: bool = False
     received_us: int | None = None
     """When the HTTP request had been read, on the monotonic clock."""
     label: str | None = None
@@ -63,6 +64,7 @@ class Answer:
         self._num_cached_tokens = 0
         self._num_tokens_told = 0
         """Tokens in the events up to now; the choices may be ahead."""
+        self._num_reasoning_told = 0
         self._was_shown: set[int] = set()
         self.failure: ApiError | None = None
         """Why the engine could not go on; what it computed before is told first."""
@@ -103,18 +105,25 @@ class Answer:
     def _event(self, deltas: list[ChoiceDelta]) -> bytes:
         delta = join_deltas(deltas)
         self._num_tokens_told += delta.num_tokens
+        self._num_reasoning_told += delta.num_reasoning_tokens
         if delta.is_silent:
             return b""
         is_first = delta.index not in self._was_shown
         self._was_shown.add(delta.index)
-        usage = self._usage(self._num_tokens_told) if self._plan.continuous_usage else None
+        usage = None
+        if self._plan.continuous_usage:
+            usage = self._usage(self._num_tokens_told, self._num_reasoning_told)
         return self._plan.format.chunk(delta, is_first=is_first, usage=usage)
 
     def usage(self) -> Usage:
         """Of the whole answer so far."""
-        return self._usage(sum(choice.num_tokens for choice in self._plan.choices))
+        choices = self._plan.choices
+        return self._usage(
+            sum(choice.num_tokens for choice in choices),
+            sum(choice.num_reasoning_tokens for choice in choices),
+        )
 
-    def _usage(self, num_completion_tokens: int) -> Usage:
+    def _usage(self, num_completion_tokens: int, num_reasoning_tokens: int) -> Usage:
         plan = self._plan
         details = None
         if plan.shows_cached_tokens:
@@ -124,6 +133,9 @@ class Answer:
             completion_tokens=num_completion_tokens,
             total_tokens=plan.num_prompt_tokens + num_completion_tokens,
             prompt_tokens_details=details,
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=num_reasoning_tokens)
+            if plan.shows_reasoning_tokens
+            else None,
         )
 
 

@@ -1,5 +1,7 @@
 """What the routes of one frontend share; built once by `process.py`, changed by nobody."""
 
+from collections.abc import Callable
+
 import anyio
 import msgspec
 
@@ -13,6 +15,7 @@ from cearx.frontend.grammar_checker import GrammarChecker
 from cearx.frontend.prompts import PromptPacker
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.tokenizer import Tokenizer
+from cearx.frontend.tool_parsers import ToolParser
 
 
 class ServerState(msgspec.Struct, kw_only=True):
@@ -35,6 +38,10 @@ class ServerState(msgspec.Struct, kw_only=True):
     grammars: GrammarChecker
     prompt_threads: anyio.CapacityLimiter
     """Bounds the threads that render and tokenise, so that streams keep their share of the CPU."""
+    make_tool_parser: Callable[[], ToolParser] | None = None
+    """For the way in which the model writes tool calls; None when nobody knows it."""
+    splits_reasoning: bool = False
+    """Whether the model thinks between tags, which the API tells apart from the answer."""
     api_key_digests: tuple[bytes, ...] = ()
     tenant: str | None = None
     """Whose prefix cache a request uses, when there are several API keys."""

@@ -14,7 +14,8 @@ from cearx.core.supervisor import ServeFlags
 
 FLAGS = """
 host port uds api_key api_key_file frontends startup_timeout log_level log_format
-served_model_name chat_template enable_prompt_tokens_details strict_params stream_interval
+served_model_name chat_template tool_call_parser enable_auto_tool_choice reasoning_parser
+enable_prompt_tokens_details strict_params stream_interval
 max_logprobs max_body_bytes max_header_bytes sse_keep_alive_interval shutdown_timeout
 allowed_origins allowed_methods allowed_headers allow_credentials ssl_keyfile ssl_certfile
 max_num_seqs max_num_batched_tokens enable_prefix_caching async_scheduling admission

@@ -18,6 +18,7 @@ from cearx.frontend.request_fields import UNBUILT
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "f"}}
 HELLO = [{"role": "user", "content": "hi"}]
 
 
@@ -141,7 +142,9 @@ CASES: list[tuple[str, dict[str, Any], str, list[str]]] = [
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content", ["5", "text"]),
     (CHAT, {"messages": [{"role": "user", "content": [1]}]}, "messages[0].content[0]", ["1"]),
     (CHAT, {"messages": [*HELLO, {"role": "assistant", "content": "", "tool_calls": [{}]}]},
-     "messages[1].tool_calls", ["not supported"]),
+     "messages[1].tool_calls[0]", ["{}", "function call"]),
+    (CHAT, {"messages": [{"role": "user", "content": "", "tool_calls": [{}]}]},
+     "messages[0].tool_calls", ["assistant", "user"]),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
      "messages[0].content[0].type", ["image_url", "not supported"]),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
@@ -151,8 +154,15 @@ CASES: list[tuple[str, dict[str, Any], str, list[str]]] = [
     (CHAT, {"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs", ["21", "20"]),
     (CHAT, {"messages": HELLO, "logprobs": 3}, "logprobs", ["3", "bool"]),
     (CHAT, {"messages": HELLO, "max_completion_tokens": 0}, "max_completion_tokens", ["0", ">= 1"]),
-    (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools", ["not supported"]),
-    (CHAT, {"messages": HELLO, "tool_choice": "auto"}, "tool_choice", ["not supported", "none"]),
+    (CHAT, {"messages": HELLO, "tools": [{"type": "function"}]}, "tools[0].function",
+     ["required"]),
+    (CHAT, {"messages": HELLO, "tools": [TOOL]}, "tool_choice", ["--tool-call-parser"]),
+    (CHAT, {"messages": HELLO, "tool_choice": "required"}, "tool_choice", ["needs tools"]),
+    (CHAT, {"messages": HELLO, "tools": [TOOL], "tool_choice": "perhaps"}, "tool_choice",
+     ["perhaps"]),
+    (CHAT, {"messages": HELLO, "tools": [TOOL], "tool_choice": {"type": "function",
+     "function": {"name": "g"}}}, "tool_choice", ["g"]),
+    (TEXT, {"prompt": "a", "tools": [TOOL]}, "tools", ["not supported"]),
     (CHAT, {"messages": HELLO, "modalities": ["text", "audio"]}, "modalities", ["not supported"]),
     (CHAT, {"messages": HELLO, "reasoning_effort": "low"}, "reasoning_effort", ["not supported"]),
     (CHAT, {"messages": HELLO, "web_search_options": {}}, "web_search_options", ["not supported"]),
