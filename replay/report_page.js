@@ -259,7 +259,7 @@ function because(request) {
   const parts = [];
   if (times) {
     const at = request.preemptions.map((step) => steps.firstId + step).join(", ");
-    parts.push(`It was preempted ${times === 1 ? "once" : `${times} times`} (step ${at}):`
+    parts.push(`It was preempted ${times === 1 ? "once" : `${times} times`} (${times === 1 ? "step" : "steps"} ${at}):`
       + ` the pool had no free block left for those that arrived before it.`);
   }
   const [main] = waitedFor(request);
@@ -335,8 +335,8 @@ function workLines(request, kind, from, to, lines) {
     chunks++;
     tokens += request.work[i + 6];
   }
-  if (kind === DECODE) lines.append(make("li", `${tokens} tokens`));
-  else lines.append(make("li", `${tokens} tokens in ${chunks} ${chunks === 1 ? "chunk" : "chunks"}`));
+  if (kind === DECODE) lines.append(make("li", counted(tokens, "token")));
+  else lines.append(make("li", `${counted(tokens, "token")} in ${counted(chunks, "chunk")}`));
 }
 
 function ids(list) {
