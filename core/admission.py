@@ -115,17 +115,29 @@ def pays(num_new_tokens: int, num_tokens: int) -> bool:
 
 
 POLICIES: dict[str, Policy] = {"forecast": forecast, "watermark": watermark, "greedy": greedy}
+_loaded: dict[str, Policy] = {}
+"""From installed packages, once somebody asked for them."""
 
 
 def find_policy(name: str) -> Policy:
-    """By name from the table or from installed packages; raises ValueError with the names."""
-    policy = POLICIES.get(name)
-    if policy is not None:
-        return policy
+    """One of the table or that `load_policy` has loaded; raises ValueError.
+
+    Loads nothing by itself: the name may come from a file that somebody sent.
+    """
+    policy = POLICIES.get(name) or _loaded.get(name)
+    if policy is None:
+        names = ", ".join([*POLICIES, *_loaded])
+        raise ValueError(f"admission must be one of {names}, got {name!r}")
+    return policy
+
+
+def load_policy(name: str) -> Policy:
+    """As `find_policy`, but a person asked for this name: an installed package may bring it."""
     installed = entry_points(group=ENTRY_POINTS)
     for entry_point in installed:
-        if entry_point.name == name:
-            loaded: Policy = entry_point.load()
-            return loaded
-    names = ", ".join([*POLICIES, *sorted(entry_point.name for entry_point in installed)])
-    raise ValueError(f"admission must be one of {names}, got {name!r}")
+        if entry_point.name == name and name not in POLICIES:
+            _loaded[name] = entry_point.load()
+    if name not in POLICIES and name not in _loaded:
+        names = ", ".join([*POLICIES, *sorted(entry_point.name for entry_point in installed)])
+        raise ValueError(f"admission must be one of {names}, got {name!r}")
+    return find_policy(name)

@@ -11,7 +11,7 @@ import time
 import structlog
 import zmq
 
-from cearx.core.admission import find_policy
+from cearx.core.admission import load_policy
 from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
 from cearx.core.config import CoreLaunch, scheduler_config
 from cearx.core.engine import Engine, EventLog, MessageRejected, NullLog, ended_output
@@ -40,7 +40,7 @@ from cearx.core.messages import (
 from cearx.core.metrics_fold import MeteredLog, MetricsFold
 from cearx.core.router_links import RouterLinks
 from cearx.core.stall_watch import StallWatch
-from cearx.core.trace_start import open_trace
+from cearx.core.trace_start import open_trace, require_folder
 
 RETRY_MS = 5
 """How soon a message that a peer could not take is offered again."""
@@ -242,9 +242,10 @@ def main() -> int:
     spec = read_launch(CoreLaunch)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     supervisor = SupervisorLink(context, spec, "core")
-    try:
-        find_policy(spec.config.admission)  # before anybody waits for a model to load
-    except ValueError as error:
+    try:  # before anybody waits for a model to load
+        load_policy(spec.config.admission)
+        require_folder(spec.config)
+    except (ValueError, StartupError) as error:
         supervisor.failed(str(error))
         return 2
     process = CoreProcess(spec, context)

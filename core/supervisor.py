@@ -7,10 +7,8 @@ says which one and why; exit code 2 for what could never have started, 1 for a l
 
 import os
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -46,6 +44,7 @@ from cearx.core.listener import (
 from cearx.core.messages import ChildToSupervisor, ProcessFailed, ProcessReady, Progress
 from cearx.core.model_source import ModelNotFound, resolve
 from cearx.core.router_links import RouterLinks
+from cearx.core.runtime_folder import RuntimeFolder
 from cearx.core.standard_streams import secure_standard_streams
 from cearx.core.startup_display import StartupDisplay
 from cearx.core.trace_start import pin_after_crash
@@ -97,8 +96,8 @@ def serve(model: str | None, flags: ServeFlags) -> int:
         return _report(console, error, EXIT_CANNOT_START)
     except KeyboardInterrupt:
         return EXIT_FAULT
-    runtime_dir = Path(tempfile.mkdtemp(prefix="cearx-"))  # mkdtemp makes it 0700
-    supervisor = Supervisor(files, flags, listener, digests, runtime_dir)
+    runtime = RuntimeFolder()
+    supervisor = Supervisor(files, flags, listener, digests, runtime.path)
     try:
         with StartupDisplay(console) as display:
             details = supervisor.wait_until_ready(display)
@@ -131,7 +130,7 @@ def serve(model: str | None, flags: ServeFlags) -> int:
     finally:
         supervisor.end()
         close(listener, flags.server)
-        shutil.rmtree(runtime_dir, ignore_errors=True)
+        runtime.remove()
 
 
 def _report(console: Console, error: Exception, code: int) -> int:

@@ -4,6 +4,7 @@ Owns the mapping from flags to a `TraceWriter` and its log lines. Called by `pro
 supervisor, which pins what a crashed run has logged.
 """
 
+import tempfile
 from pathlib import Path
 
 import structlog
@@ -21,6 +22,23 @@ def trace_folder(config: CoreConfig) -> Path | None:
         return None
     auto = Path.home() / ".cache" / "cearx" / "traces"
     return auto if config.trace == "auto" else Path(config.trace)
+
+
+def require_folder(config: CoreConfig) -> None:
+    """Raises StartupError for a folder that cannot be written, before anybody loads a model."""
+    folder = trace_folder(config)
+    if folder is None:
+        return
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise StartupError(
+            f"cannot write the trace log to {folder}: {reason}"
+            " (--trace DIR for another folder, --trace off)"
+        ) from error
 
 
 def open_trace(spec: CoreLaunch, config: SchedulerConfig) -> TraceWriter | None:

@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from cearx.core.admission import load_policy
 from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_format import TraceDamaged, TraceIncompatible
 from cearx.core.trace_writer import TraceError
@@ -63,6 +64,20 @@ app = typer.Typer(
     help="Re-run the scheduler over a trace log and ask it questions."
     " `cearx replay TRACE` alone verifies.",
 )
+
+
+@app.callback()
+def load_policies(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Installed admission policy that the trace may be of; before the verb."),
+    ] = None,
+) -> None:
+    try:
+        for name in policy or ():
+            load_policy(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 @contextmanager
@@ -327,8 +342,11 @@ def write_pieces(path: Path, pieces: Iterable[str]) -> None:
 def main(argv: Sequence[str]) -> int:
     """Runs the command with the arguments behind `cearx replay`; answers the exit code."""
     arguments = list(argv)
-    if arguments and arguments[0] not in VERBS and not arguments[0].startswith("-"):
-        arguments.insert(0, "verify")
+    at = 0
+    while arguments[at : at + 1] == ["--policy"]:
+        at += 2
+    if arguments[at:] and arguments[at] not in VERBS and not arguments[at].startswith("-"):
+        arguments.insert(at, "verify")
     try:
         with patient_output():
             app(args=arguments, prog_name="cearx replay")

@@ -4,12 +4,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from cearx.core.admission import find_policy
+from cearx.core.admission import find_policy, load_policy
 from cearx.core.config import SchedulerConfig
 
 
 def with_overrides(config: SchedulerConfig, settings: Iterable[str]) -> SchedulerConfig:
     """The configuration with these values; raises ValueError that says what is possible."""
+    settings = list(settings)
     values = msgspec.structs.asdict(config)
     for setting in settings:
         name, separator, value = setting.partition("=")
@@ -20,5 +21,6 @@ def with_overrides(config: SchedulerConfig, settings: Iterable[str]) -> Schedule
         config = msgspec.convert(values, SchedulerConfig, strict=False)
     except msgspec.ValidationError as error:
         raise ValueError(f"{', '.join(settings)}: {error}") from None
-    find_policy(config.admission)
+    is_asked_for = any(setting.startswith("admission=") for setting in settings)
+    (load_policy if is_asked_for else find_policy)(config.admission)
     return config

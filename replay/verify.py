@@ -53,13 +53,14 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 def fresh_scheduler(config: SchedulerConfig) -> Scheduler:
     """The scheduler that a trace starts from; raises TraceIncompatible for an absurd pool or an
-    admission policy that is not installed."""
+    admission policy that is neither built in nor asked for (`cearx replay --policy NAME`)."""
     if config.num_blocks > MAX_BLOCKS:
         raise TraceIncompatible(f"a pool of {config.num_blocks} blocks, the limit is {MAX_BLOCKS}")
     try:
         return Scheduler(config)
-    except ValueError as error:  # an admission policy that is not installed here
-        raise TraceIncompatible(str(error)) from None
+    except ValueError as error:  # an admission policy that nobody has loaded
+        text = f"{error}; an installed policy has to be asked for by --policy NAME"
+        raise TraceIncompatible(text) from None
 
 
 def restored_scheduler(config: SchedulerConfig, snapshot: TraceSnapshot) -> Scheduler:

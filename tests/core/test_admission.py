@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_times import Burst, run_burst
 
-from cearx.core.admission import Runner, Situation, find_policy, forecast, watermark
+from cearx.core import admission
+from cearx.core.admission import Runner, Situation, find_policy, forecast, load_policy, watermark
 from cearx.core.forecast import Growth, first_overflow
 from cearx.core.output_lengths import (
     NUM_BUCKETS,
@@ -88,10 +89,37 @@ def test_watermark_keeps_fixed_blocks_free() -> None:
     assert not watermark(situation(85, runner(4, 4, 40)), runner(5, 5, 40))
 
 
+class InstalledPolicy:
+    """What a package's entry point is."""
+
+    name = "mine"
+
+    def load(self) -> object:
+        return watermark
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "entry_points", lambda group: [InstalledPolicy()])
+    monkeypatch.setattr(admission, "_loaded", {})
+
+
+@pytest.mark.usefixtures("installed")
 def test_an_unknown_policy_is_refused_with_the_names() -> None:
     """A typing error is told with what there is."""
     with pytest.raises(ValueError, match="forecast, watermark, greedy, got 'greed'"):
         find_policy("greed")
+    with pytest.raises(ValueError, match="forecast, watermark, greedy, mine, got 'greed'"):
+        load_policy("greed")
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_policy_is_loaded_only_for_who_asks() -> None:
+    """A name in a file runs nothing; the same name from a person does."""
+    with pytest.raises(ValueError, match="got 'mine'"):
+        find_policy("mine")
+    assert load_policy("mine") is watermark
+    assert find_policy("mine") is watermark
 
 
 @settings(deadline=None)

@@ -8,7 +8,7 @@ from trace_samples import BOOT_ID
 
 from cearx.core.child import StartupError
 from cearx.core.config import CoreConfig, CoreLaunch, TraceLimits
-from cearx.core.trace_start import open_trace, pin_after_crash, trace_folder
+from cearx.core.trace_start import open_trace, pin_after_crash, require_folder, trace_folder
 
 
 def launch(trace: Path | str, **flags: object) -> CoreLaunch:
@@ -54,6 +54,16 @@ def test_off_means_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pin_after_crash(CoreConfig(trace="off"), BOOT_ID) is None
     assert trace_folder(CoreConfig()) == tmp_path / ".cache" / "cearx" / "traces"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_tried_before_anything_slow(tmp_path: Path) -> None:
+    """A bad one is told with path, reason and flag; a good one is made and left empty."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match=r"file/x: Not a directory \(--trace DIR"):
+        require_folder(CoreConfig(trace=str(tmp_path / "file" / "x")))
+    require_folder(CoreConfig(trace="off"))
+    require_folder(CoreConfig(trace=str(tmp_path / "new" / "folder")))
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
 
 
 def test_what_cannot_be_opened_names_the_flag(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import msgspec
 import pytest
 from random_run import SMALL, RandomRun, random_config
 from simulated_engine import RecordList
+from trace_samples import write_run
 
+from cearx.core import admission
 from cearx.core.config import SchedulerConfig
 from cearx.core.events import (
     ClockAdvanced,
@@ -22,6 +24,7 @@ from cearx.core.events import (
 from cearx.core.identifiers import BlockHash, RequestId, StepId
 from cearx.core.scheduler import Scheduler
 from cearx.core.trace_format import TraceIncompatible
+from cearx.replay import cli
 from cearx.replay.summary import Summary
 from cearx.replay.trace import TraceRecord
 from cearx.replay.verify import Difference, Verifier, describe, fresh_scheduler
@@ -220,8 +223,27 @@ def test_decisions_are_as_agreed(update_golden: bool) -> None:
     assert text == GOLDEN.read_text(), "if it is meant: pytest --update-golden, then review"
 
 
-def test_an_admission_policy_that_is_not_installed() -> None:
-    """A trace may come from a server with policies that are not here."""
-    config = msgspec.structs.replace(SMALL, admission="hopeful")
-    with pytest.raises(TraceIncompatible, match="'hopeful'"):
-        fresh_scheduler(config)
+def test_an_admission_policy_of_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace may name one that is installed; it is loaded for who asks for it, and only then."""
+    loaded: list[str] = []
+
+    class Installed:
+        name = "hopeful"
+
+        def load(self) -> object:
+            loaded.append(self.name)
+            return admission.POLICIES[SMALL.admission]
+
+    monkeypatch.setattr(admission, "entry_points", lambda group: [Installed()])
+    monkeypatch.setattr(admission, "_loaded", {"hopeful": admission.POLICIES[SMALL.admission]})
+    path = write_run(tmp_path, 30, config=msgspec.structs.replace(SMALL, admission="hopeful"))
+    admission._loaded.clear()
+    assert cli.main([str(path)]) == 3
+    assert "'hopeful'; an installed policy has to be asked for" in capsys.readouterr().out
+    assert cli.main(["stats", str(path)]) == 0
+    assert not loaded
+    assert cli.main(["--policy", "hopeful", str(path)]) == 0
+    assert loaded == ["hopeful"]
+    assert cli.main(["--policy", "hopeles", str(path)]) == 2
