@@ -210,3 +210,13 @@ class Books:
                 tables.append(request.block_ids)
         tables += [request.block_ids for request in and_of]
         return self.pool.num_freed_by(tables)
+
+
+def blocks_needed(books: Books, request: Request) -> tuple[list[BlockId], int, int]:
+    """Of one who waits: its hits, the blocks that it needs beside them, what is free for those."""
+    pool = books.pool
+    # The last known token is always computed, because its logits are needed.
+    limit = (request.num_promised - 1) // books.config.block_size
+    hits = pool.find(request.block_hashes, limit)
+    need = books.num_blocks(request.num_promised) - len(hits)
+    return hits, need, pool.num_free - pool.num_cached(hits)

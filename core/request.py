@@ -96,3 +96,8 @@ class Request(msgspec.Struct, array_like=True, kw_only=True):
     def final_length(self) -> int:
         """Tokens whose KV it writes at most: the last output's is never needed."""
         return self.num_prompt_tokens + self.max_tokens - 1
+
+
+def in_order(request: Request) -> Order:
+    """The key to sort by."""
+    return request.order

@@ -33,7 +33,7 @@ from cearx.core.events import (
 from cearx.core.fences import Fence, Fences
 from cearx.core.identifiers import RequestId, StepId
 from cearx.core.output_lengths import OutputLengths
-from cearx.core.planner import Planner
+from cearx.core.planner import close_step, plan_step
 from cearx.core.prefill_pace import PrefillPace
 from cearx.core.request import Request, RequestState
 from cearx.core.settling import finish_step
@@ -214,14 +214,14 @@ class Scheduler:
         """
         books = self.books
         assert self.num_in_flight < self.config.pipeline_depth, "too many steps in flight"
-        planner = Planner(books, self._policy)
-        plan = planner.plan()
-        if plan is None:
+        planned = plan_step(books, self._policy)
+        if planned is None:
             assert books.in_flight, "work is pending and nothing can run"
             return None
+        plan, draft = planned
         books.in_flight.append(InFlightStep(plan=plan))
         books.next_step = StepId(books.next_step + 1)
-        planner.close()
+        close_step(books, draft)
         return plan
 
     # --- snapshots ---------------------------------------------------------------------------

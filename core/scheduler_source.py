@@ -12,14 +12,18 @@ from pathlib import Path
 
 PURE_MODULES = (
     "cearx.core.admission",
+    "cearx.core.admitting",
     "cearx.core.block_pool",
     "cearx.core.books",
+    "cearx.core.chunk_planning",
     "cearx.core.config",
     "cearx.core.decode_batch",
+    "cearx.core.decode_planning",
     "cearx.core.events",
     "cearx.core.fences",
     "cearx.core.forecast",
     "cearx.core.identifiers",
+    "cearx.core.making_way",
     "cearx.core.output_lengths",
     "cearx.core.planner",
     "cearx.core.preemption",
@@ -27,6 +31,7 @@ PURE_MODULES = (
     "cearx.core.request",
     "cearx.core.scheduler",
     "cearx.core.settling",
+    "cearx.core.step_draft",
     "cearx.core.waiting_queue",
 )
 """The scheduler and all that it imports of ours; a test compares it with the imports."""

@@ -103,7 +103,7 @@ def test_a_divergence_is_shrunk(name: str) -> None:
 
 DEAF = Mutation(
     "deaf",
-    "planner",
+    "admitting",
     "if len(self._books.running) == self._config.max_num_seqs:",
     "if self._books.running:",
 )
