@@ -150,6 +150,8 @@ function waitedFor(request) {
   return [...sums.values()].sort((a, b) => b.us - a.us);
 }
 
+const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
 function time(us) {
   if (us === null || us === undefined) return "–";
   const size = Math.abs(us);
