@@ -65,7 +65,10 @@ def plan_cuda_memory(
     if config.num_kv_blocks is not None:
         num_blocks = config.num_kv_blocks
     else:
-        wanted = left if config.kv_cache_memory is None else config.kv_cache_memory
+        # One block more is allocated, for padded rows.
+        wanted = left - bytes_per_block
+        if config.kv_cache_memory is not None:
+            wanted = config.kv_cache_memory
         num_blocks = min(wanted // bytes_per_block, max_num_seqs * blocks_each)
     kv_bytes = (num_blocks + 1) * bytes_per_block
     if num_blocks < 1 or kv_bytes > left:

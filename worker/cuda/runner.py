@@ -105,8 +105,11 @@ class CudaRunner:
                     raise
                 log.warning("out of memory: the step is divided", num_chunks=len(chunks))
                 parts = self._run_divided(self._decodes, chunks)
-            for part in parts:
-                self._num_tokens_S[_seats(part.states)] += 1
+            if plan.chunks:
+                for part in parts:
+                    self._num_tokens_S[_seats(part.states)] += 1
+            else:
+                self._num_tokens_S[self._decodes.seats_D] += 1
         else:
             self._send_changes()
         self._in_flight.append(_StepInFlight(plan.step_id, launched_ns, parts))
