@@ -66,7 +66,7 @@ def check_products(pdl: bool) -> Iterator[str]:
     for product in ODD:
         weight = torch.randn(product.num_outputs, product.num_inputs, device="cuda").bfloat16()
         for num_tokens, choice in FORCED:
-            if isinstance(choice, SkinnyConfig) and product.kind == "norm_gate_up":
+            if isinstance(choice, SkinnyConfig) and product.kind in ("norm_gate_up", "linear"):
                 choice = dataclasses.replace(choice, split_k=1)
             use(lambda *_, choice=choice: choice)
             operands = Operands(product, num_tokens)
