@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from anyio import to_thread
 
 from cearx.frontend.answer_format import ChatFormat
@@ -41,14 +42,15 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
     check_model(state, request.model)
     engine = state.client.require_ready()
     max_tokens = request.max_completion_tokens or request.max_tokens
+    tools = plan_tools(state, request)
+    grammar = await checked_grammar(state, request, tools.schema)
     generation = build_generation(
         request,
         max_tokens=max_tokens,
         num_logprobs=_num_logprobs(request, state.config.max_logprobs),
         state=state,
-        grammar=await checked_grammar(state, request),
+        grammar=grammar,
     )
-    tools = plan_tools(state, request)
     kwargs = _template_kwargs(request.chat_template_kwargs or {})
     packer = state.prompt_packer(engine)
     rules = prompt_rules(
@@ -77,7 +79,9 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
         [prompt],
         answer_format(state, request, ChatFormat),
         chat_echo=echo,
-        output_rules=tools.rules,
+        output_rules=tools.rules
+        if grammar is None  # else the first token belongs to the answer already
+        else msgspec.structs.replace(tools.rules, splits_reasoning=False),
     )
 
 

@@ -7,6 +7,7 @@ of differs by route and comes as a function. Called by Starlette as a bare ASGI 
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from anyio import to_thread
 from starlette.types import Receive, Scope, Send
@@ -30,7 +31,13 @@ from cearx.frontend.prompts import Prompt
 from cearx.frontend.respond import AnswerPlan, respond
 from cearx.frontend.sampling import Generation
 from cearx.frontend.server_state import ServerState
-from cearx.frontend.structured_output import constraint_of, is_constrained
+from cearx.frontend.structured_output import (
+    Constraint,
+    check_conflicts,
+    constraint_of,
+    is_constrained,
+    json_constraint,
+)
 
 MAX_PROMPT_LOGPROBS = 1 << 20
 """Log-probabilities of prompts in one answer; each is some 50 bytes of its body."""
@@ -78,13 +85,26 @@ def check_model(state: ServerState, name: str | None) -> None:
         raise model_not_found(name, state.model_name)
 
 
-async def checked_grammar(state: ServerState, request: GenerationRequest) -> str | None:
-    """What the output of a request must follow, if anything; raises ApiError."""
-    if not is_constrained(request):
-        return None
-    constraint = await to_thread.run_sync(constraint_of, request, limiter=state.prompt_threads)
+async def checked_grammar(
+    state: ServerState, request: GenerationRequest, tool_schema: dict[str, Any] | None = None
+) -> str | None:
+    """What the output of a request must follow, if anything; raises ApiError.
+
+    `tool_schema`: of the call that the answer has to be.
+    """
+    constraint: Constraint | None = None
+    if is_constrained(request):
+        constraint = await to_thread.run_sync(constraint_of, request, limiter=state.prompt_threads)
+    if tool_schema is not None:
+        if constraint is not None:
+            message = f"tool_choice forces a call, which cannot follow {constraint.param} too"
+            raise invalid("tool_choice", message)
+        constraint = await to_thread.run_sync(
+            json_constraint, "tools", tool_schema, limiter=state.prompt_threads
+        )
     if constraint is None:
         return None
+    check_conflicts(constraint, request)
     await state.grammars.check(constraint)
     return constraint.grammar
 

@@ -120,13 +120,17 @@ def constraint_of(request: GenerationRequest) -> Constraint | None:
         raise invalid(found[1].param, f"An answer can follow one constraint only, got {names}")
     if not found:
         return None
-    if request.ignore_eos:
-        raise _conflict(found[0], "ignore_eos: an answer ends with its grammar")
-    if request.allowed_token_ids is not None:
-        raise _conflict(found[0], "allowed_token_ids")
-    if request.bad_words:
-        raise _conflict(found[0], "bad_words")
     return found[0]
+
+
+def check_conflicts(constraint: Constraint, request: GenerationRequest) -> None:
+    """Raises ApiError (400) for what an answer with a grammar cannot do besides."""
+    if request.ignore_eos:
+        raise _conflict(constraint, "ignore_eos: an answer ends with its grammar")
+    if request.allowed_token_ids is not None:
+        raise _conflict(constraint, "allowed_token_ids")
+    if request.bad_words:
+        raise _conflict(constraint, "bad_words")
 
 
 def _conflict(constraint: Constraint, other: str) -> ApiError:

@@ -1,6 +1,7 @@
 """What a chat request says about tools: whom the template shows, how the answer is read.
 
-Owns the rules between tools, tool_choice and what the server can do. Called by `chat_route.py`.
+Owns the rules between tools, tool_choice and what the server can do, and the schema that an answer
+follows which must be a call. Called by `chat_route.py`.
 """
 
 from typing import Any
@@ -8,15 +9,21 @@ from typing import Any
 import msgspec
 
 from cearx.frontend.errors import ApiError, invalid, not_supported
-from cearx.frontend.openai_types import ChatCompletionRequest, NamedTool
+from cearx.frontend.openai_types import ChatCompletionRequest, NamedTool, Tool
 from cearx.frontend.output_parser import OutputRules
 from cearx.frontend.server_state import ServerState
+from cearx.frontend.tool_parsers import ListParser, NamedParser
+
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+DEFINITIONS = ("$defs", "definitions")
 
 
 class ToolPlan(msgspec.Struct, frozen=True, kw_only=True):
-    shown: list[dict[str, Any]] | None
+    shown: list[dict[str, Any]] | None = None
     """Tools for the template; None when there are none or none may be called."""
     rules: OutputRules
+    schema: dict[str, Any] | None = None
+    """What the answer must follow, when a call is forced."""
 
 
 def plan_tools(state: ServerState, request: ChatCompletionRequest) -> ToolPlan:
@@ -24,27 +31,61 @@ def plan_tools(state: ServerState, request: ChatCompletionRequest) -> ToolPlan:
     choice, tools = request.tool_choice, request.tools or []
     if not tools and choice not in (None, "none", "auto"):
         raise invalid("tool_choice", "tool_choice needs tools, got none")
-    if isinstance(choice, NamedTool):
-        names = [tool.function.name for tool in tools]
-        if choice.function.name not in names:
-            message = f"tool_choice names {choice.function.name}, which is not among the tools"
-            raise invalid("tool_choice", message)
     if not tools or choice == "none":
-        return ToolPlan(shown=None, rules=OutputRules(splits_reasoning=state.splits_reasoning))
-    if choice == "required" or isinstance(choice, NamedTool):
-        raise not_supported(
-            "tool_choice", "tool_choice is not supported by this server but for auto and none"
-        )
+        return ToolPlan(rules=OutputRules(splits_reasoning=state.splits_reasoning))
+    shown = [msgspec.to_builtins(tool) for tool in tools]
+    is_parallel = request.parallel_tool_calls is not False
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        tool = next((tool for tool in tools if tool.function.name == name), None)
+        if tool is None:
+            message = f"tool_choice names {name}, which is not among the tools"
+            raise invalid("tool_choice", message)
+        rules = OutputRules(make_tool_parser=lambda: NamedParser(name), is_named=True)
+        return ToolPlan(shown=shown, rules=rules, schema=_parameters(tool))
+    if choice == "required":
+        rules = OutputRules(make_tool_parser=ListParser, is_parallel=is_parallel)
+        return ToolPlan(shown=shown, rules=rules, schema=_calls_schema(tools, is_parallel))
     if not state.config.enable_auto_tool_choice or state.make_tool_parser is None:
         raise _no_parser(state)
-    return ToolPlan(
-        shown=[msgspec.to_builtins(tool) for tool in tools],
-        rules=OutputRules(
-            splits_reasoning=state.splits_reasoning,
-            make_tool_parser=state.make_tool_parser,
-            is_parallel=request.parallel_tool_calls is not False,
-        ),
+    rules = OutputRules(
+        splits_reasoning=state.splits_reasoning,
+        make_tool_parser=state.make_tool_parser,
+        is_parallel=is_parallel,
     )
+    return ToolPlan(shown=shown, rules=rules)
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    return tool.function.parameters or NO_PARAMETERS
+
+
+def _calls_schema(tools: list[Tool], is_parallel: bool) -> dict[str, Any]:
+    """A list of calls, at least one; references keep their meaning at the top of the schema."""
+    definitions: dict[str, dict[str, Any]] = {}
+    calls = []
+    for index, tool in enumerate(tools):
+        parameters = dict(_parameters(tool))
+        for kind in DEFINITIONS:
+            for name, schema in parameters.pop(kind, {}).items():
+                if definitions.setdefault(kind, {}).setdefault(name, schema) != schema:
+                    param = f"tools[{index}].function.parameters.{kind}"
+                    raise invalid(
+                        param, f"{param}.{name} differs from the definition in another tool"
+                    )
+        calls.append(
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.function.name},
+                    "parameters": parameters,
+                },
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    limit = {} if is_parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, **definitions}
 
 
 def _no_parser(state: ServerState) -> ApiError:

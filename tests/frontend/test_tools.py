@@ -200,11 +200,75 @@ def test_stream_joins_to_the_body(
     assert ["role" in d for d in deltas] == [True] + [False] * (len(deltas) - 1)
 
 
-def test_forced_choices_are_refused_by_name(server: FrontendServer) -> None:
-    """Until the output can be made to follow a schema."""
-    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
-        answer = server.post("/v1/chat/completions", messages=ASK, tools=[TOOL], tool_choice=choice)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
+OTHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "post",
+        "parameters": {
+            "type": "object",
+            "properties": {"to": {"$ref": "#/$defs/where"}},
+            "required": ["to"],
+            "$defs": {"where": {"enum": ["here", "there"]}},
+        },
+    },
+}
+
+
+def test_a_named_tool(server: FrontendServer, client: openai.OpenAI) -> None:
+    """The answer is made to be the arguments; it ends by stop, as with OpenAI."""
+    says(server, '{"city": "Ulm"}')
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=ASK,
+        tools=[TOOL, OTHER],
+        tool_choice={"type": "function", "function": {"name": "weather"}},
+    )
+    [choice] = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("stop", None)
+    assert choice.message.tool_calls is not None
+    [call] = choice.message.tool_calls
+    assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Ulm"}')
+    grammar = server.core.submits[-1].grammar
+    assert grammar is not None and "city" in grammar and "post" not in grammar
+
+
+def test_a_required_call(server: FrontendServer, client: openai.OpenAI) -> None:
+    """The answer is made to be a list of calls of any tool, streamed as calls."""
+    says(server, '[{"name": "post", "parameters": {"to": "here"}}]')
+    with client.chat.completions.stream(
+        model=MODEL, messages=ASK, tools=[TOOL, OTHER], tool_choice="required"
+    ) as stream:
+        [choice] = stream.get_final_completion().choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None
+    [call] = choice.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("post", {"to": "here"})
+    grammar = server.core.submits[-1].grammar
+    assert grammar is not None and "there" in grammar and "weather" in grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "word"),
+    [
+        ({"response_format": {"type": "json_object"}}, "tool_choice", "response_format"),
+        ({"ignore_eos": True}, "tools", "ignore_eos"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "x", "parameters": {"type": 5}}}]},
+            "tools",
+            "tools",
+        ),
+    ],
+)
+def test_what_a_forced_call_cannot_be_combined_with(
+    server: FrontendServer, fields: dict[str, Any], param: str, word: str
+) -> None:
+    """400 that names both."""
+    fields = {"messages": ASK, "tools": [TOOL], "tool_choice": "required", **fields}
+    answer = server.post("/v1/chat/completions", **fields)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param and word in error["message"]
 
 
 def test_parsers_from_flags_and_templates() -> None:
