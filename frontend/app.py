@@ -20,6 +20,7 @@ from cearx.frontend.errors import ApiError, model_not_found, server_error, shown
 from cearx.frontend.generation_route import GenerationRoute
 from cearx.frontend.metrics_route import metrics_endpoint
 from cearx.frontend.openai_types import ModelCard, ModelList
+from cearx.frontend.openapi import describe_api
 from cearx.frontend.server_state import ServerState
 from cearx.frontend.token_routes import (
     AbortRequest,
@@ -59,6 +60,7 @@ def _routes(state: ServerState) -> Starlette:
             Route("/health", _health(state)),
             Route("/live", _live(state)),
             Route("/version", _version),
+            Route("/openapi.json", _openapi(state)),
             Route("/metrics", metrics_endpoint(state)),
             Route("/load", _load(state)),
             Route("/v1/models", _models(state)),
@@ -122,6 +124,15 @@ def _reset_prefix_cache(state: ServerState) -> Endpoint:
         return Response()
 
     return reset_prefix_cache
+
+
+def _openapi(state: ServerState) -> Endpoint:
+    document = msgspec.json.encode(describe_api(has_keys=bool(state.api_key_digests)))
+
+    async def openapi(request: Request) -> Response:
+        return Response(document, media_type="application/json")
+
+    return openapi
 
 
 def _load(state: ServerState) -> Endpoint:

@@ -1,0 +1,97 @@
+"""GET /openapi.json: the API's description, made from the structs that read and write its bodies.
+
+Owns the table of what each route takes and answers; the schemas are msgspec's. A stream's events
+are described by their media type only. Called by `app.py`.
+"""
+
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from cearx.frontend.answer_format import ChatCompletion, Completion
+from cearx.frontend.errors import ErrorBody
+from cearx.frontend.openai_types import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ModelCard,
+    ModelList,
+)
+from cearx.frontend.token_routes import (
+    AbortAnswer,
+    AbortRequest,
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+
+Struct = type[msgspec.Struct]
+
+POSTS: dict[str, tuple[Struct, Struct]] = {
+    "/v1/chat/completions": (ChatCompletionRequest, ChatCompletion),
+    "/v1/completions": (CompletionRequest, Completion),
+    "/tokenize": (TokenizeRequest, TokenizeAnswer),
+    "/detokenize": (DetokenizeRequest, DetokenizeAnswer),
+    "/abort_requests": (AbortRequest, AbortAnswer),
+}
+"""Path: body and answer."""
+STREAMS = ("/v1/chat/completions", "/v1/completions")
+GETS: dict[str, Struct | None] = {
+    "/v1/models": ModelList,
+    "/v1/models/{name}": ModelCard,
+    "/health": None,
+    "/live": None,
+    "/load": None,
+    "/version": None,
+    "/metrics": None,
+    "/openapi.json": None,
+}
+"""Path: answer, where it is a struct."""
+REFERENCE = "#/components/schemas/{name}"
+
+
+def describe_api(*, has_keys: bool) -> dict[str, Any]:
+    """The document, for OpenAPI 3.1."""
+    types = [kind for pair in POSTS.values() for kind in pair]
+    types += [kind for kind in GETS.values() if kind is not None]
+    references, schemas = msgspec.json.schema_components(
+        [*types, ErrorBody], ref_template=REFERENCE
+    )
+    of: dict[Struct, Any] = dict(zip([*types, ErrorBody], references, strict=True))
+    paths: dict[str, Any] = {}
+    for path, (body, answer) in POSTS.items():
+        good = _content(of[answer])
+        if path in STREAMS:
+            good["text/event-stream"] = {"schema": {"type": "string"}}
+        paths[path] = {
+            "post": {
+                "requestBody": {"required": True, "content": _content(of[body])},
+                "responses": _responses(good, of[ErrorBody]),
+            }
+        }
+    paths["/reset_prefix_cache"] = {"post": {"responses": _responses({}, of[ErrorBody])}}
+    for path, found in GETS.items():
+        good = {} if found is None else _content(of[found])
+        paths[path] = {"get": {"responses": _responses(good, of[ErrorBody])}}
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    paths["/v1/models/{name}"]["get"]["parameters"] = [name]
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "CearX", "version": version("cearx")},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    if has_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _content(schema: Any) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _responses(good: dict[str, Any], error: Any) -> dict[str, Any]:
+    right = {"description": "Success", **({"content": good} if good else {})}
+    return {"200": right, "default": {"description": "An error", "content": _content(error)}}

@@ -1,0 +1,79 @@
+"""/openapi.json describes the routes that there are, and what they really answer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from frontend_server import MODEL, FrontendServer, frontend_server
+from starlette.routing import Route
+
+from cearx.frontend.app import _routes
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FrontendServer]:
+    with frontend_server() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def document(server: FrontendServer) -> Any:
+    return server.http.get("/openapi.json").raise_for_status().json()
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("$ref"), str):
+            yield node["$ref"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def test_every_route_is_described(server: FrontendServer, document: Any) -> None:
+    """Neither a path too few nor one too many, each with its method."""
+    routes = [route for route in _routes(server.state).routes if isinstance(route, Route)]
+    there = {route.path.replace("{name:path}", "{name}"): route for route in routes}
+    assert document["paths"].keys() == there.keys()
+    for path, methods in document["paths"].items():
+        (method,) = methods
+        assert method.upper() in (there[path].methods or {"POST"})
+
+
+def test_every_reference_leads_somewhere(document: Any) -> None:
+    """Within the document."""
+    schemas = document["components"]["schemas"]
+    found = set(references(document))
+    assert len(found) > 10
+    assert {reference.removeprefix("#/components/schemas/") for reference in found} <= set(schemas)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [97]}),
+        ("/abort_requests", {"request_ids": ["x"]}),
+    ],
+)
+def test_bodies_have_the_fields_that_are_described(
+    server: FrontendServer, document: Any, path: str, body: dict[str, Any]
+) -> None:
+    """What is required is there, and nothing is there that is not described."""
+    described = document["paths"][path]["post"]["responses"]["200"]["content"]
+    name = described["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
+    schema = document["components"]["schemas"][name]
+    answer = server.post(path, model=MODEL, **body).raise_for_status().json()
+    assert set(schema["required"]) <= answer.keys() <= schema["properties"].keys()
+
+
+def test_keys_are_described() -> None:
+    """A server with keys says how to send them, to those who have one."""
+    with frontend_server(api_keys=("sk-a",)) as server:
+        headers = {"authorization": "Bearer sk-a"}
+        document = server.http.get("/openapi.json", headers=headers).json()
+        assert document["security"] == [{"key": []}]
