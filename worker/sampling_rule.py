@@ -68,20 +68,7 @@ class SamplingRule:
     @property
     def is_argmax(self) -> bool:
         """Whether the token is the largest raw logit and nothing else is wanted, at every step."""
-        return self.is_greedy and self.is_plain
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether temperature, top_k, top_p, min_p and seed are all that matters, at every step.
-
-        Such rows need nothing of the host: no change of the logits and no log-probabilities.
-        """
-        return (
-            self._is_plain
-            and (self.params.min_tokens == 0 or not len(self._ending_ids))
-            and self.params.num_logprobs is None
-            and self.params.num_prompt_logprobs is None
-        )
+        return self.is_greedy and not self.may_need_logits
 
     @property
     def last_resort(self) -> int | None:

@@ -210,6 +210,11 @@ FAULTS = [
     ("sampling_rule", "self._ending_ids] = -np.inf", "self._ending_ids] = 1.0"),
     ("sampling_rule", "logits_V.copy()", "logits_V"),
     ("sampling_rule", "+= self._bias", "-= self._bias"),
+    ("sampling_rule", "processed_V[self._refused_ids] = -np.inf", "pass"),
+    ("sampling_rule", "self._words.add_output(token_id)", "pass"),
+    ("banned_words", "if len(s) == 1", "if len(s) <= 2"),
+    ("banned_words", "recent[len(recent) - len(begin) :]", "recent[: len(begin)]"),
+    ("banned_words", "len(begin) <= len(recent)", "len(begin) < len(recent)"),
     ("penalties", "np.float32(frequency) * counts", "np.float32(presence) * counts"),
     (
         "penalties",
@@ -337,7 +342,18 @@ def random_cases(count: int) -> Iterator[tuple[Any, ...]]:
         )
         prompt = [*pick[1], *likely[: rng.integers(0, 3)]]
         outputs = [*pick[2], *likely[: rng.integers(0, 3)], *pick[3][:1] * int(rng.integers(0, 4))]
+        if n % 5 == 4:  # words that the best token completes, or would with another beginning
+            begin = outputs[-2:] if n % 2 else outputs[:2]
+            words = [(*begin, likely[0]), (likely[1],), (pick[4][0], likely[2])]
+            params = msgspec.structs.replace(params, bad_words=tuple(words), num_logprobs=None)
+        if n % 7 == 6:
+            allowed = tuple({*pick[0], *likely[1:]})
+            params = msgspec.structs.replace(params, allowed_token_ids=allowed)
         yield logits, params, prompt, outputs
+    for outputs in ([1], [1, 1], [2, 1], [1, 2]):  # a word as long as the output, and shorter ones
+        for words in (((1, 0),), ((1, 1, 0),), ((2, 1, 0),), ((0, 0),)):
+            greedy = SamplingParams(temperature=0, bad_words=words)
+            yield np.array([3.0, 2.0, 1.0]), greedy, [0], outputs
 
 
 @functools.cache
