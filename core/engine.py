@@ -372,6 +372,7 @@ class Engine:
                     stop_token_id=stop_tokens.get(row.request_id),
                     num_cached_tokens=request.num_cached_tokens,
                     prompt_logprobs=told.pop(row.request_id, ()),
+                    is_grammar_fault=row.is_grammar_fault,
                 )
             )
             request.num_cached_tokens = None

@@ -180,6 +180,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Set in the request's first output: prompt tokens taken from the prefix cache."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the next tokens of the prompt, which come in order, the first token left out."""
+    is_grammar_fault: bool = False
+    """With FAILED: the request's own grammar took too much work."""
 
 
 class StepOutputs(_Message, frozen=True, tag="outputs"):
@@ -251,6 +253,8 @@ class RowOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     logprobs: TokenLogprobs | None
     error: str | None
     """Set with token_id None: what failed, without user data."""
+    is_grammar_fault: bool = False
+    """With an error: the request's own grammar took too much work."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

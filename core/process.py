@@ -8,6 +8,7 @@ import os
 import signal
 import time
 
+import msgspec
 import structlog
 import zmq
 
@@ -186,6 +187,7 @@ class CoreProcess:
             return
         log.error("grammar failed in the worker", reason=prepared.error)
         failed = ended_output(submit.request_key, FinishReason.FAILED)
+        failed = msgspec.structs.replace(failed, is_grammar_fault=True)
         self._send_outputs({frontend_index: [failed]})
 
     def _send_metrics(

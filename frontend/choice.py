@@ -11,7 +11,7 @@ import msgspec
 from cearx.core.events import FinishReason
 from cearx.core.messages import Output
 from cearx.frontend.detokenizer import IncrementalDetokenizer
-from cearx.frontend.errors import server_error, timed_out
+from cearx.frontend.errors import grammar_too_expensive, server_error, timed_out
 from cearx.frontend.output_parser import OutputParser
 from cearx.frontend.parsed_text import ParsedText, join_parsed
 from cearx.frontend.prompt_part import PromptPart, TokenRecord
@@ -110,10 +110,13 @@ class Choice:
         """Characters decoded so far, shown or held back."""
 
     def push(self, output: Output) -> ChoiceDelta:
-        """Raises ApiError: 504 when its time is up, 500 when the engine failed to compute it."""
+        """Raises ApiError: 504 when its time is up, 500 when the engine failed to compute it, 400
+        when its grammar takes too much work."""
         assert not self.is_finished, f"output for choice {self.index} after its end"
         if output.finish_reason is FinishReason.TIMEOUT:
             raise timed_out()
+        if output.is_grammar_fault:
+            raise grammar_too_expensive()
         if output.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
             raise server_error("The engine failed to compute this request", "request_failed")
         parser = self._parser

@@ -90,6 +90,12 @@ def prompt_too_long(
     )
 
 
+def grammar_too_expensive() -> ApiError:
+    """400: found out in the midst of an answer; most such grammars are refused before it begins."""
+    message = "The grammar of this request takes too much work for a token: simplify it"
+    return invalid(None, message, "grammar_too_expensive")
+
+
 def refused(refusal: Refused) -> ApiError:
     """400 for what can never run, 503 for what may not wait; both sizes are in the message."""
     sizes = f"{refusal.num_tokens} tokens are asked for and there are {refusal.limit_tokens}"

@@ -25,7 +25,7 @@ MEMORY_BYTES = 1024 * 1024 * 1024
 """What grammars may take beside what the process has when it is ready."""
 CPU_LIMIT_S = 2.0
 """For one grammar; more ends this process. Not wall time: a busy machine is nobody's fault."""
-NICENESS = 5
+NICENESS = 10
 """Streams go first."""
 WALK_TOKENS = 24
 """Tokens that are tried behind the beginning."""

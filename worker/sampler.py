@@ -76,8 +76,10 @@ class Sampler:
                 logprobs=token_logprobs(raw_V, log_sum, token_id, num_logprobs),
                 error=None,
             )
-        except (RowFailed, ConstraintError) as error:
+        except RowFailed as error:
             return _row_failure(request, str(error))
+        except ConstraintError as error:
+            return _row_failure(request, str(error), is_grammar_fault=True)
         except Exception as error:  # whatever a request brings, the other rows go on
             log.exception("sampling failed", request_id=request.request_id)
             return _row_failure(request, f"sampling failed: {type(error).__name__}")
@@ -102,11 +104,13 @@ class Sampler:
     ) -> int:
         """Filters, then lets the kept tokens race."""
         params = rule.params
-        ids: Ids | None = None
-        if 0 < params.top_k < self.vocab_size:
-            ids = top_k_ids(logits_V, params.top_k)
-            logits_V = logits_V[ids]
-        weights = self._weights(logits_V, peak, params.temperature)
+        # Of the few tokens that a grammar allows, it need not be found out that they are few.
+        ids = None if rule.constraint is None else rule.constraint.allowed().ids
+        logits = logits_V if ids is None else logits_V[ids]
+        if 0 < params.top_k < len(logits):
+            kept = top_k_ids(logits, params.top_k)
+            ids, logits = (kept if ids is None else ids[kept]), logits[kept]
+        weights = self._weights(logits, peak, params.temperature)
         if params.min_p > 0:
             ids, weights = _narrow(ids, weights, keep_min_p(weights, params.min_p))
         if params.top_p < 1:
@@ -164,5 +168,13 @@ def _row_output(request: RequestState, token_id: int) -> RowOutput:
     return RowOutput(request_id=request.request_id, token_id=token_id, logprobs=None, error=None)
 
 
-def _row_failure(request: RequestState, reason: str) -> RowOutput:
-    return RowOutput(request_id=request.request_id, token_id=None, logprobs=None, error=reason)
+def _row_failure(
+    request: RequestState, reason: str, *, is_grammar_fault: bool = False
+) -> RowOutput:
+    return RowOutput(
+        request_id=request.request_id,
+        token_id=None,
+        logprobs=None,
+        error=reason,
+        is_grammar_fault=is_grammar_fault,
+    )

@@ -103,20 +103,20 @@ class SamplingRule:
     def process(self, logits_V: NDArray[np.float32], num_outputs: int) -> NDArray[np.float32]:
         """The logits to choose from after `num_outputs` tokens; `logits_V` itself stays as it is.
 
-        In this order: logit_bias, what may not follow (min_tokens, bad_words, allowed_token_ids,
-        the grammar), repetition, frequency and presence penalty. Raises ConstraintError.
+        In this order: logit_bias, what may not follow (by grammar, min_tokens, bad_words and
+        allowed_token_ids), repetition, frequency and presence penalty. Raises ConstraintError.
         """
         forbids_end = num_outputs < self.params.min_tokens and len(self._ending_ids) > 0
         if self._is_plain and not forbids_end:
             return logits_V
-        processed_V = logits_V.copy()
-        processed_V[self._bias_ids] += self._bias
-        if self.constraint is not None:
-            allowed_V = self.constraint.allowed()
-            np.copyto(processed_V, -np.inf, where=~allowed_V)
+        if self.constraint is None:
+            processed_V = logits_V.copy()
+        else:
+            allowed = self.constraint.allowed()
+            processed_V = allowed.restrict(logits_V)
             # At the end of its grammar a request cannot go on, whatever min_tokens says.
-            num_ends = int(np.count_nonzero(allowed_V[self._ending_ids]))
-            forbids_end = forbids_end and num_ends < int(np.count_nonzero(allowed_V))
+            forbids_end = forbids_end and not allowed.are_among(self._ending_ids)
+        processed_V[self._bias_ids] += self._bias
         if forbids_end:
             processed_V[self._ending_ids] = -np.inf
         if self._words is not None:

@@ -9,9 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 from degenerate import DEGENERATE
-from frontend_server import ENGINE, EOS_ID, FrontendServer, frontend_server
+from frontend_server import ENGINE, EOS_ID, FrontendServer, byte_tokenizer, frontend_server
 
+from cearx.core.engine import ended_output
+from cearx.core.events import FinishReason
+from cearx.core.identifiers import RequestKey
 from cearx.core.messages import unpack_tokens
+from cearx.frontend.choice import Choice
+from cearx.frontend.detokenizer import IncrementalDetokenizer
+from cearx.frontend.errors import ApiError
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -164,3 +170,13 @@ def test_a_model_without_an_end_has_no_structured_output() -> None:
         answer = server.post(TEXT, prompt="a", guided_choice=["a"])
         assert answer.status_code == 400
         assert "end" in answer.json()["error"]["message"]
+
+
+def test_a_grammar_that_fails_in_the_midst_is_the_clients() -> None:
+    """400 with a code of its own, not the engine's fault."""
+    tokenizer = byte_tokenizer()
+    choice = Choice(0, IncrementalDetokenizer(tokenizer))
+    failed = ended_output(RequestKey(1), FinishReason.FAILED)
+    with pytest.raises(ApiError) as caught:
+        choice.push(msgspec.structs.replace(failed, is_grammar_fault=True))
+    assert (caught.value.status, caught.value.error.code) == (400, "grammar_too_expensive")

@@ -9,6 +9,7 @@ import jsonschema
 import msgspec
 import numpy as np
 import pytest
+import torch
 from history_serving import VOCAB_SIZE, Serving, history_logits
 from random_schemas import random_schema
 
@@ -24,6 +25,7 @@ from cearx.frontend.structured_output import (
 )
 from cearx.worker.grammar_table import MAX_GRAMMARS, GrammarTable
 from cearx.worker.request_states import RequestState
+from cearx.worker.sampler import Sampler
 from cearx.worker.sampling_rule import SamplingRule
 
 EOS, OTHER_EOS = ENDS = 95, 96
@@ -158,7 +160,8 @@ def test_copies_of_a_grammar_are_apart() -> None:
     request.add_output(TOKENS.index(b"a"))
     for rule, expected in ((first, {b"b"}), (second, {b"a", b"c", b"ab", b"cd"} & set(TOKENS))):
         assert rule.constraint is not None
-        allowed = np.flatnonzero(rule.constraint.allowed()).tolist()
+        zeros = np.zeros(VOCAB_SIZE, np.float32)
+        allowed = np.flatnonzero(rule.constraint.allowed().restrict(zeros) == 0).tolist()
         assert {TOKENS[i] for i in allowed} == expected
 
 
@@ -229,3 +232,22 @@ def test_tokens_outside_the_grammar_cannot_win() -> None:
     for _ in range(20):
         processed = rule.process(history_logits([chance.randint(0, 90)]), 0)
         assert TOKENS[int(processed.argmax())] in b"01234"
+
+
+def test_a_matcher_in_error_fails_its_row_alone() -> None:
+    """The row says that its grammar is at fault; the row beside it gets its token."""
+    compiler = GrammarCompiler(vocabulary(), VOCAB_SIZE)
+    params = SamplingParams(temperature=0, eos_token_ids=ENDS)
+    grammar = choice_constraint("c", ["ab", "cd"]).grammar
+    requests = [
+        RequestState(
+            RequestId(i), [1], SamplingRule(params, [1], VOCAB_SIZE, compiler.compile(grammar))
+        )
+        for i in range(2)
+    ]
+    requests[0].add_output(TOKENS.index(b"z"))  # what the grammar never allows
+    logits = torch.from_numpy(np.stack([history_logits([5])] * 2))
+    failed, sampled = Sampler(VOCAB_SIZE).sample(logits, requests)
+    assert failed.token_id is None and failed.is_grammar_fault
+    assert sampled.token_id in (TOKENS.index(b"a"), TOKENS.index(b"c"))
+    assert not sampled.is_grammar_fault
