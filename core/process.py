@@ -100,7 +100,7 @@ class CoreProcess:
             while (received := self._frontends.receive()) is not None:
                 name, message = received
                 index = self._frontend_names.index(name)
-                if isinstance(message, Submit) and message.grammar is not None:
+                if isinstance(message, Submit) and self._grammar_waits.must_wait(message):
                     self._worker.send(self._grammar_waits.hold(index, message))
                 elif isinstance(message, Submit):
                     self._submit(engine, metrics, index, message)
@@ -178,7 +178,7 @@ class CoreProcess:
 
     def _let_in(self, engine: Engine, metrics: MetricsFold, prepared: GrammarPrepared) -> None:
         """A request arrives when its grammar is there."""
-        held = self._grammar_waits.release(prepared.key)
+        held = self._grammar_waits.release(prepared)
         if held is None:  # taken back meanwhile
             return
         frontend_index, submit = held
