@@ -90,12 +90,10 @@ class GapReason(IntEnum):
     QUEUE_FULL = 1
     """The disk was too slow for longer than memory could hold records."""
     RECORD_TOO_LARGE = 2
-    RESTARTED = 3
-    """Another core process of the same run begins here, with an empty scheduler."""
 
 
 class TraceGap(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Records [first_lost, end_lost) are not in the log; both 0 after a restart."""
+    """Records [first_lost, end_lost) are not in the log."""
 
     reason: GapReason
     first_lost: int

@@ -17,7 +17,6 @@ import msgspec
 
 from cearx.core.config import SchedulerConfig, TraceLimits
 from cearx.core.events import Decision, Event
-from cearx.core.scheduler import Scheduler
 from cearx.core.scheduler_source import code_version, scheduler_sha256
 from cearx.core.trace_disk import NOTHING_LOST, QueueFull, TraceDisk
 from cearx.core.trace_folder import (
@@ -108,22 +107,18 @@ class TraceWriter:
         """Creates the run's first segment in `folder` and points `trace.log` at it.
 
         A folder that is missing is made with mode 0700, one that exists keeps its mode; files
-        have 0600. Where the run has segments already, because its core was started anew, the next
-        number is taken. `on_stop` gets the reason each time that writing stops, `on_note` what
-        else a person should know, maybe on another thread. Raises TraceError.
+        have 0600. `on_stop` gets the reason each time that writing stops, `on_note` what else a
+        person should know, maybe on another thread. Raises TraceError, also where the run has
+        segments already: a run has one core.
         """
         writer = cls(folder, config, boot_id, limits or TraceLimits(), on_stop, on_note)
         path = segment_path(folder, boot_id, 0).path
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            earlier = find_segments(folder, boot_name(boot_id))
-            if earlier:
-                path = segment_path(folder, boot_id, earlier[-1].number + 1).path
-                gap = TraceGap(reason=GapReason.RESTARTED, first_lost=0, end_lost=0)
-                state = TraceSnapshot(state=Scheduler(config).snapshot())
-                writer._begin_segment(folder, earlier[-1].number + 1, [gap, state], 0)
-            else:
-                writer._begin_segment(folder, 0, [], 0)
+            if earlier := find_segments(folder, boot_name(boot_id)):
+                path = earlier[-1].path
+                raise FileExistsError(errno.EEXIST, "the run is logged there already")
+            writer._begin_segment(folder, 0, [], 0)
             point_newest_at(writer.path)
         except OSError as error:
             writer._disk.end()

@@ -25,7 +25,6 @@ from cearx.core.trace_format import (
     frames,
 )
 from cearx.core.trace_records import (
-    GapReason,
     RecordDecoder,
     StepNote,
     TraceEnd,
@@ -125,13 +124,10 @@ class Trace:
         if self.segment.segment > 0:
             yield f"the log begins within the run, with segment {self.segment.segment}"
         for gap in self.gaps:
-            if gap.reason is GapReason.RESTARTED:
-                yield "the core was started anew; what follows begins from there"
-            else:
-                yield (
-                    f"records {gap.first_lost} to {gap.end_lost - 1} are lost ({gap.reason.name});"
-                    " what follows begins from the snapshot behind them"
-                )
+            yield (
+                f"records {gap.first_lost} to {gap.end_lost - 1} are lost ({gap.reason.name});"
+                " what follows begins from the snapshot behind them"
+            )
 
     def start_of(self, number: int) -> SegmentStart:
         """How the segment of that number begins, which a record was read from."""
@@ -185,7 +181,7 @@ class Trace:
                     f"begins with record {header.first_seq} behind {header.prev_last_seq},"
                     f" the segment before ends with {last_seq}",
                 )
-        elif gap.reason is not GapReason.RESTARTED and not (
+        elif not (
             gap.first_lost <= last_seq + 1
             and header.prev_last_seq == max(0, gap.first_lost - 1)
             and gap.end_lost == header.first_seq

@@ -1,4 +1,4 @@
-"""Segments: rotation, the ring, what a failing disk leaves, a second core, a killed writer."""
+"""Segments: rotation, the ring, what a failing disk leaves, a killed writer."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from cearx.core import trace_disk, trace_writer
 from cearx.core.config import TraceLimits
 from cearx.core.events import ClockAdvanced
 from cearx.core.trace_records import GapReason, TraceGap, TraceSnapshot
-from cearx.core.trace_writer import TraceWriter
+from cearx.core.trace_writer import TraceError, TraceWriter
 from cearx.replay.trace import Trace, TraceRecord
 from cearx.replay.verify import Verifier, fresh_scheduler
 
@@ -235,23 +235,14 @@ def test_a_record_that_is_too_large_leaves_a_gap(
     assert [gap.reason for gap in trace.gaps] == [GapReason.RECORD_TOO_LARGE]
 
 
-def test_a_second_core_of_the_same_run(tmp_path: Path) -> None:
-    """It takes the next number and says that it begins anew; both parts replay, torn or not."""
-    first = SegmentedRun(tmp_path, 8)
-    first.steps(40)
-    first.writer.flush()
-    last = first.writer.path
-    second = SegmentedRun(tmp_path, 9)
-    assert int(second.writer.path.stem[-6:]) == int(last.stem[-6:]) + 1
-    second.steps(20)
-    second.close()
-    last.write_bytes(last.read_bytes()[:-5])
-    trace, records = verified(tmp_path)
-    assert trace.ended and [gap.reason for gap in trace.gaps] == [GapReason.RESTARTED]
-    assert "the core was started anew" in next(iter(trace.notes()))
-    at = next(i for i, r in enumerate(records) if isinstance(r.value, TraceGap))
-    assert values_of(records[at:]) == expected(9, 20)
-    first.writer.close()
+def test_a_run_that_is_logged_already(tmp_path: Path) -> None:
+    """Its files are left as they are; numbers of requests would otherwise come twice in one log."""
+    paths = write_segments(tmp_path, 40, seed=8)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(TraceError, match=rf"{paths[-1].name}: the run is logged there already"):
+        SegmentedRun(tmp_path, 9)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    SegmentedRun(tmp_path, 9, boot_id=BOOT_ID + (1 << 32)).close()
 
 
 def test_a_name_that_is_taken_meanwhile_is_not_overwritten(tmp_path: Path) -> None:

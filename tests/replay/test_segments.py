@@ -307,7 +307,7 @@ def test_changed_bytes_of_any_file_give_a_prefix_or_an_error(
     [
         ([], "not whole"),
         ([StepNote(execute_us=1, schedule_us=1)], "does not start from a state"),
-        ([TraceGap(reason=GapReason.RESTARTED, first_lost=0, end_lost=0)], "not whole"),
+        ([TraceGap(reason=GapReason.WRITE_FAILED, first_lost=1, end_lost=9)], "not whole"),
     ],
 )
 def test_a_segment_within_a_run_starts_from_a_state(
@@ -326,7 +326,7 @@ def test_snapshots_and_gaps_stand_at_the_start_only(written: list[Path], number:
     first = Trace(written[0].read_bytes()).header
     state = TraceSnapshot(state=Scheduler(SMALL).snapshot())
     note = StepNote(execute_us=1, schedule_us=1)
-    gap = TraceGap(reason=GapReason.RESTARTED, first_lost=0, end_lost=0)
+    gap = TraceGap(reason=GapReason.WRITE_FAILED, first_lost=1, end_lost=9)
     header = SegmentHeader(boot_id=1, salt=2, segment=number)
     for late in (state, gap):
         with pytest.raises(TraceDamaged, match="within a segment"):
