@@ -25,8 +25,8 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import RequestId
-from cearx.replay.ledger import rows
 from cearx.replay.oracle import SimulatedRequest
+from cearx.replay.rows import rows
 
 
 class AnyScheduler(Protocol):

@@ -23,7 +23,7 @@ from cearx.core.identifiers import RequestId
 from cearx.core.scheduler import Scheduler
 from cearx.replay.driver import AnyScheduler
 from cearx.replay.invariants import Checker
-from cearx.replay.ledger import rows
+from cearx.replay.rows import rows
 from cearx.replay.scripted import Script, ScriptRun
 from cearx.replay.trace import TraceRecord
 from cearx.replay.verify import Verifier

@@ -32,7 +32,9 @@ from cearx.core.events import (
 )
 from cearx.core.identifiers import BlockId, RequestId, StepId
 from cearx.core.trace_records import TraceGap, TraceSnapshot
-from cearx.replay.ledger import Ledger, LedgerRequest, num_batched_tokens, rows
+from cearx.replay.ledger import Ledger
+from cearx.replay.ledger_request import LedgerRequest
+from cearx.replay.rows import num_batched_tokens, rows
 from cearx.replay.trace import TraceRecord
 
 Finding = tuple[str, str, tuple[RequestId, ...]]
@@ -271,7 +273,7 @@ class Checker:
                     text = f"block {block} of {self._config.num_blocks} is granted"
                     yield "I1", text, (grant.request_id,)
                     continue
-                holders = self.ledger.num_holders(block) - freed.get(block, 0)
+                holders = self.ledger.blocks.num_holders(block) - freed.get(block, 0)
                 if holders > 0 or block in taken:
                     text = f"block {block} is held and granted to {grant.request_id}"
                     yield "I2", text, (grant.request_id,)
@@ -299,7 +301,7 @@ class Checker:
             return
         for index, block in enumerate(grant.block_ids[:num_hits]):
             known = 0 <= block < self._config.num_blocks and block not in taken
-            if not known or self.ledger.content(block) != hashes[index]:
+            if not known or self.ledger.blocks.content(block) != hashes[index]:
                 text = f"block {block} does not hold block {index} of request {grant.request_id}"
                 yield "I3", text, (grant.request_id,)
 
@@ -362,7 +364,9 @@ class Checker:
     def _judge_waits(self, plan: StepPlan) -> Iterator[Finding]:
         ledger = self.ledger
         is_alone = set(ledger.in_flight) == {plan.step_id}
-        if is_alone and not (plan.decodes or plan.chunks or plan.preempted or ledger.fenced()):
+        if is_alone and not (
+            plan.decodes or plan.chunks or plan.preempted or ledger.blocks.fenced()
+        ):
             yield "I9", "a step without any row, and nothing else is in flight", ()
         if is_alone and ledger.num_running == 0 and ledger.num_waiting and not plan.preempted:
             head = ledger.waiting()[0]

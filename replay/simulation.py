@@ -16,8 +16,8 @@ from cearx.core.events import CancelReason, Decision, Event, StepPlan
 from cearx.core.identifiers import RequestId
 from cearx.core.trace_records import StepNote
 from cearx.replay.driver import AnyScheduler, Driver
-from cearx.replay.ledger import num_batched_tokens
 from cearx.replay.oracle import Cancellation, SimulatedRequest
+from cearx.replay.rows import num_batched_tokens
 from cearx.replay.step_time import StepTime, Terms
 
 

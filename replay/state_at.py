@@ -12,7 +12,9 @@ from rich.console import Console
 
 from cearx.core.events import Decision, Event, RequestEnded, StepFinished, StepPlan
 from cearx.core.identifiers import BlockId, RequestId, StepId
-from cearx.replay.ledger import Ledger, LedgerRequest, num_batched_tokens, rows
+from cearx.replay.ledger import Ledger
+from cearx.replay.ledger_request import LedgerRequest
+from cearx.replay.rows import num_batched_tokens, rows
 from cearx.replay.terminal import table
 from cearx.replay.trace import Trace
 
@@ -104,10 +106,10 @@ def _state(ledger: Ledger, plan: StepPlan, when: When) -> StateAt:
         budget=ledger.config.max_num_batched_tokens,
         budget_used=num_batched_tokens(plan),
         num_blocks=ledger.config.num_blocks,
-        num_held=ledger.num_held,
-        num_cached=ledger.num_cached,
-        num_blank=ledger.num_free - ledger.num_cached,
-        fenced=ledger.fenced(),
+        num_held=ledger.blocks.num_held,
+        num_cached=ledger.blocks.num_cached,
+        num_blank=ledger.blocks.num_free - ledger.blocks.num_cached,
+        fenced=ledger.blocks.fenced(),
         admitted=tuple(admission.request_id for admission in plan.admitted),
         preempted=plan.preempted,
     )

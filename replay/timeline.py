@@ -28,7 +28,8 @@ from cearx.core.events import (
 )
 from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_records import StepNote
-from cearx.replay.ledger import BY_A_RESULT, Ledger, num_batched_tokens, rows
+from cearx.replay.ledger import BY_A_RESULT, Ledger
+from cearx.replay.rows import num_batched_tokens, rows
 from cearx.replay.trace import TraceRecord
 
 
@@ -305,7 +306,7 @@ class Timeline:
         steps.num_context_tokens.append(context)
         steps.num_running.append(ledger.num_running)
         steps.num_waiting.append(ledger.num_waiting)
-        steps.num_held.append(ledger.num_held)
+        steps.num_held.append(ledger.blocks.num_held)
         steps.num_preempted.append(len(plan.preempted))
         steps.execute_us.append(0)
         steps.schedule_us.append(0)

@@ -29,12 +29,12 @@ def check_same(ledger: Ledger, scheduler: Scheduler) -> None:
             assert mine.num_written == books.num_settled(request)
         assert mine.block_ids == request.block_ids
         assert mine.block_hashes == request.block_hashes
-    pool = books.pool
-    assert [ledger.num_holders(block) for block in range(len(pool._ref_counts))] == pool._ref_counts
-    assert ledger.num_held == sum(count > 0 for count in pool._ref_counts)
-    assert ledger.num_free == pool.num_free
-    assert ledger.num_cached == len(pool._cached)
-    assert [ledger.content(block) for block in range(len(pool._hashes))] == pool._hashes
+    pool, blocks = books.pool, ledger.blocks
+    assert [blocks.num_holders(b) for b in range(len(pool._ref_counts))] == pool._ref_counts
+    assert blocks.num_held == sum(count > 0 for count in pool._ref_counts)
+    assert blocks.num_free == pool.num_free
+    assert blocks.num_cached == len(pool._cached)
+    assert [blocks.content(b) for b in range(len(pool._hashes))] == pool._hashes
 
 
 def run(config: SchedulerConfig, seed: int, num_steps: int) -> list[Event | Decision]:
@@ -59,4 +59,4 @@ def test_the_books_agree_with_the_scheduler(seed: int) -> None:
         if not isinstance(following, RequestEnded | RequestRefused):
             ledger.settle()
             check_same(ledger, scheduler)
-    assert not ledger.live and ledger.num_held == 0
+    assert not ledger.live and ledger.blocks.num_held == 0

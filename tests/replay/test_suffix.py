@@ -79,13 +79,14 @@ SAME += ["is_running", "block_hashes", "num_published", "publishes", "priority",
 
 def books(ledger: Ledger) -> object:
     """All that a ledger knows and that does not tell lives before the log."""
+    blocks = ledger.blocks
     return (
         [[getattr(r, name) for name in SAME] for r in ledger.live.values()],
-        (ledger.now_us, ledger.step_id, ledger.num_running, ledger.num_held, ledger.num_cached),
+        (ledger.now_us, ledger.step_id, ledger.num_running, blocks.num_held, blocks.num_cached),
         list(ledger.in_flight),
-        ledger.fenced(),
-        [ledger.num_holders(block) for block in range(ledger.config.num_blocks)],  # type: ignore[arg-type]
-        [ledger.content(block) for block in range(ledger.config.num_blocks)],  # type: ignore[arg-type]
+        blocks.fenced(),
+        [blocks.num_holders(block) for block in range(ledger.config.num_blocks)],  # type: ignore[arg-type]
+        [blocks.content(block) for block in range(ledger.config.num_blocks)],  # type: ignore[arg-type]
     )
 
 
