@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from cearx.frontend.choice import ChoiceDelta
+from cearx.frontend.errors import ApiError
 from cearx.frontend.logprobs import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -156,6 +157,14 @@ class AnswerFormat:
     def usage_chunk(self, usage: Usage) -> bytes:
         """The chunk without choices that ends a stream with include_usage."""
         return self._head + b'],"usage":%s}\n\n' % _encode(usage)
+
+    def error_event(self, error: ApiError) -> bytes:
+        """What a stream says that cannot go on."""
+        return b"data: %s\n\n" % error.body()
+
+    def end(self) -> bytes:
+        """The last bytes of a stream, whatever ended it."""
+        return DONE_EVENT
 
     def token_ids(self, choice: ChoiceDelta) -> list[int] | UnsetType:
         return choice.token_ids if self.shows_token_ids else UNSET

@@ -13,6 +13,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cearx.frontend.access_log import AccessLog
+from cearx.frontend.anthropic_format import anthropic_error
+from cearx.frontend.anthropic_route import plan_messages
 from cearx.frontend.authentication import Authentication
 from cearx.frontend.chat_route import plan_chat
 from cearx.frontend.completions_route import plan_completion
@@ -55,6 +57,7 @@ def build_app(state: ServerState) -> ASGIApp:
 def _routes(state: ServerState) -> Starlette:
     chat = GenerationRoute(state, plan_chat)
     completions = GenerationRoute(state, plan_completion)
+    messages = GenerationRoute(state, plan_messages, anthropic_error)
     app = Starlette(
         routes=[
             Route("/health", _health(state)),
@@ -69,6 +72,7 @@ def _routes(state: ServerState) -> Starlette:
             *_small_routes(state),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/messages", messages, methods=["POST"]),
         ],
         exception_handlers={
             HTTPException: _routing_error,

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from anyio import to_thread
 
-from cearx.frontend.answer_format import ChatFormat
+from cearx.frontend.answer_format import AnswerFormat, ChatFormat
 from cearx.frontend.chat_messages import template_messages, unknown_fields
 from cearx.frontend.chat_template import ChatTemplate, ChatTemplateError, cut_behind, require
 from cearx.frontend.errors import ApiError, invalid, not_supported, shown
@@ -37,6 +37,13 @@ MAX_KWARG_CHARS = 256
 async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
     """Raises ApiError."""
     request = state.parser.parse(body, ChatCompletionRequest)
+    return await plan_conversation(state, request, ChatFormat)
+
+
+async def plan_conversation(
+    state: ServerState, request: ChatCompletionRequest, format_type: type[AnswerFormat]
+) -> AnswerPlan:
+    """For every route that is a chat in its own words; raises ApiError."""
     for name in sorted(unknown_fields(request.messages)):
         state.parser.note_unknown(name)
     check_model(state, request.model)
@@ -77,7 +84,7 @@ async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
         state,
         generation,
         [prompt],
-        answer_format(state, request, ChatFormat),
+        answer_format(state, request, format_type),
         chat_echo=echo,
         output_rules=tools.rules
         if grammar is None  # else the first token belongs to the answer already

@@ -50,9 +50,15 @@ MakePlan = Callable[[ServerState, bytes], Awaitable[AnswerPlan]]
 class GenerationRoute:
     """An ASGI application; `make_plan` raises ApiError for a request that cannot be served."""
 
-    def __init__(self, state: ServerState, make_plan: MakePlan) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        make_plan: MakePlan,
+        error_body: Callable[[ApiError], bytes] = ApiError.body,
+    ) -> None:
         self._state = state
         self._make_plan = make_plan
+        self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -60,7 +66,7 @@ class GenerationRoute:
         except ClientDisconnected:
             return
         except ApiError as error:
-            await refuse_body(receive, send, error)
+            await refuse_body(receive, send, error.status, self._error_body(error))
             return
 
         received_us = time.monotonic_ns() // 1000
@@ -74,7 +80,7 @@ class GenerationRoute:
                 plan.label = caller.request_id
                 await respond(state.client, plan, send)
             except ApiError as error:
-                await send_error(send, error)
+                await send_error(send, error, self._error_body(error))
 
         await serve_while_connected(receive, send, answer)
 

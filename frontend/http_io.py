@@ -68,15 +68,16 @@ async def send_body(
     await send({"type": "http.response.body", "body": body, "more_body": more_body})
 
 
-async def send_error(send: Send, error: ApiError) -> None:
+async def send_error(send: Send, error: ApiError, body: bytes | None = None) -> None:
+    """`body`: the error in another form than OpenAI's."""
     retry = error.retry_after_s
     headers = [] if retry is None else [(b"retry-after", b"%d" % retry)]
-    await send_body(send, error.status, error.body(), more_headers=headers)
+    await send_body(send, error.status, body or error.body(), more_headers=headers)
 
 
-async def refuse_body(receive: Receive, send: Send, error: ApiError) -> None:
+async def refuse_body(receive: Receive, send: Send, status: int, body: bytes) -> None:
     """Answers at once, then lets the client finish sending within bounds."""
-    await send_body(send, error.status, error.body(), more_body=True)
+    await send_body(send, status, body, more_body=True)
     discarded = 0
     with anyio.move_on_after(DISCARD_S):
         while discarded < DISCARD_BYTES:

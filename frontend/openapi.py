@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from cearx.frontend.answer_format import ChatCompletion, Completion
+from cearx.frontend.anthropic_types import MessagesRequest
 from cearx.frontend.errors import ErrorBody
 from cearx.frontend.openai_types import (
     ChatCompletionRequest,
@@ -28,15 +29,16 @@ from cearx.frontend.token_routes import (
 
 Struct = type[msgspec.Struct]
 
-POSTS: dict[str, tuple[Struct, Struct]] = {
+POSTS: dict[str, tuple[Struct, Struct | None]] = {
     "/v1/chat/completions": (ChatCompletionRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
+    "/v1/messages": (MessagesRequest, None),
     "/tokenize": (TokenizeRequest, TokenizeAnswer),
     "/detokenize": (DetokenizeRequest, DetokenizeAnswer),
     "/abort_requests": (AbortRequest, AbortAnswer),
 }
-"""Path: body and answer."""
-STREAMS = ("/v1/chat/completions", "/v1/completions")
+"""Path: body, and answer where it is a struct."""
+STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
 GETS: dict[str, Struct | None] = {
     "/v1/models": ModelList,
     "/v1/models/{name}": ModelCard,
@@ -53,7 +55,7 @@ REFERENCE = "#/components/schemas/{name}"
 
 def describe_api(*, has_keys: bool) -> dict[str, Any]:
     """The document, for OpenAPI 3.1."""
-    types = [kind for pair in POSTS.values() for kind in pair]
+    types = [kind for pair in POSTS.values() for kind in pair if kind is not None]
     types += [kind for kind in GETS.values() if kind is not None]
     references, schemas = msgspec.json.schema_components(
         [*types, ErrorBody], ref_template=REFERENCE
@@ -61,7 +63,7 @@ def describe_api(*, has_keys: bool) -> dict[str, Any]:
     of: dict[Struct, Any] = dict(zip([*types, ErrorBody], references, strict=True))
     paths: dict[str, Any] = {}
     for path, (body, answer) in POSTS.items():
-        good = _content(of[answer])
+        good = {} if answer is None else _content(of[answer])
         if path in STREAMS:
             good["text/event-stream"] = {"schema": {"type": "string"}}
         paths[path] = {

@@ -91,10 +91,7 @@ class RequestParser:
         if isinstance(options, dict):
             for name in options.keys() - set(StreamOptions.__struct_fields__):
                 self.note_unknown(f"stream_options.{name}")
-        try:
-            return msgspec.convert(fields, request_type)
-        except msgspec.ValidationError as error:
-            raise _explain(error, fields) from None
+        return convert(fields, request_type)
 
     def note_unknown(self, name: str) -> None:
         """One warning in the log, or ApiError (400) under --strict-params."""
@@ -104,6 +101,14 @@ class RequestParser:
         if name not in self._warned and len(self._warned) < MAX_WARNED_FIELDS:
             self._warned.add(name)
             self._log.warning("unknown request field is ignored", field=shown(name))
+
+
+def convert(fields: dict[str, Any], request_type: type[REQUEST]) -> REQUEST:
+    """Raises ApiError (400) for a field of a wrong type or out of its range."""
+    try:
+        return msgspec.convert(fields, request_type)
+    except msgspec.ValidationError as error:
+        raise _explain(error, fields) from None
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:

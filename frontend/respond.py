@@ -12,7 +12,7 @@ from starlette.types import Send
 
 from cearx.core.events import CancelReason
 from cearx.core.messages import Output
-from cearx.frontend.answer_format import DONE_EVENT, AnswerFormat
+from cearx.frontend.answer_format import AnswerFormat
 from cearx.frontend.choice import Choice, ChoiceDelta, join_deltas
 from cearx.frontend.engine_client import EngineClient, EngineRequest, RequestStream
 from cearx.frontend.errors import ApiError, server_error
@@ -185,5 +185,5 @@ async def _send_stream(plan: AnswerPlan, stream: RequestStream, answer: Answer, 
         if not isinstance(error, ApiError):
             log.exception("a stream failed")
             error = server_error("Internal server error")
-        last = b"data: %s\n\n" % error.body()
-    await send({"type": "http.response.body", "body": last + DONE_EVENT, "more_body": False})
+        last = plan.format.error_event(error)
+    await send({"type": "http.response.body", "body": last + plan.format.end(), "more_body": False})
