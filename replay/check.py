@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cearx.replay.invariants import Checker, Violation
+from cearx.replay.invariants import Checker
 from cearx.replay.trace import Trace
+from cearx.replay.violation import Violation
 
 
 def check_trace(trace: Trace, max_overtaken: int | None) -> list[Violation]:

@@ -14,9 +14,10 @@ from cearx.core.events import Decision, Event, FinishReason, RequestEnded, StepP
 from cearx.core.identifiers import BlockId, RequestId
 from cearx.core.scheduler import Scheduler
 from cearx.replay.failures import Watch, first_failure
-from cearx.replay.invariants import Violation, violations
+from cearx.replay.invariants import violations
 from cearx.replay.scripted import Script, script_of
 from cearx.replay.trace import TraceRecord
+from cearx.replay.violation import Violation
 
 
 def run(seed: int, config: SchedulerConfig = SMALL) -> RecordList:

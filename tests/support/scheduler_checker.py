@@ -16,10 +16,8 @@ from cearx.core.events import (
     Event,
     FinishReason,
     PrefixCacheReset,
-    RefusalReason,
     RequestArrived,
     RequestEnded,
-    RequestRefused,
     StepFinished,
     StepPlan,
     WaitReason,
@@ -27,6 +25,7 @@ from cearx.core.events import (
 from cearx.core.identifiers import BlockId, RequestId, StepId
 from cearx.core.request import RequestState
 from cearx.core.scheduler import Scheduler
+from cearx.replay.outcome_rules import expected_refusal
 
 
 @dataclass
@@ -144,43 +143,17 @@ class DecisionChecker:
         assert event.request_id not in self.seen, f"id {event.request_id} came twice"
         self.seen.add(event.request_id)
         config = self.config
-        prompt, longest = event.num_prompt_tokens, event.num_prompt_tokens + event.max_tokens
-        pool_tokens = config.num_blocks * config.block_size
-        queue = self.waiting()
-        queued = sum(request.promised for request in queue)
-        beyond = len(queue) + len(self.running()) - config.max_num_seqs
-        too_many = 0 < config.max_num_queued_reqs <= beyond
-        too_long = beyond > 0 and 0 < config.max_num_queued_tokens < queued + prompt
-        refusals = [
-            (prompt < 1, RefusalReason.EMPTY_PROMPT, prompt, 1),
-            (event.max_tokens < 1, RefusalReason.NO_OUTPUT, event.max_tokens, 1),
-            (
-                longest > config.max_model_len,
-                RefusalReason.PROMPT_TOO_LONG,
-                longest,
-                config.max_model_len,
-            ),
-            (longest - 1 > pool_tokens, RefusalReason.POOL_TOO_SMALL, longest - 1, pool_tokens),
-            (too_many, RefusalReason.QUEUE_FULL, beyond + 1, config.max_num_queued_reqs),
-            (too_long, RefusalReason.QUEUE_TOKENS, queued + prompt, config.max_num_queued_tokens),
-        ]
-        for applies, reason, need, limit in refusals:
-            if applies:
-                return [
-                    RequestRefused(
-                        request_id=event.request_id,
-                        reason=reason,
-                        num_tokens=need,
-                        limit_tokens=limit,
-                    )
-                ]
+        num_tokens = sum(request.promised for request in self.waiting())
+        refused = expected_refusal(config, event, len(self.live), num_tokens)
+        if refused is not None:
+            return [refused]
         has_deadline = config.request_timeout_us
         self.live[event.request_id] = ModelRequest(
             request_id=event.request_id,
             priority=event.priority if config.scheduling_policy == "priority" else 0,
-            num_prompt_tokens=prompt,
+            num_prompt_tokens=event.num_prompt_tokens,
             max_tokens=event.max_tokens,
-            num_tokens=prompt,
+            num_tokens=event.num_prompt_tokens,
             deadline_us=event.arrived_us + has_deadline if has_deadline else 1 << 62,
         )
         return []
