@@ -18,7 +18,8 @@ import msgspec
 from cearx.core.config import SchedulerConfig, TraceLimits
 from cearx.core.events import Decision, Event
 from cearx.core.scheduler_source import code_version, scheduler_sha256
-from cearx.core.trace_disk import NOTHING_LOST, QueueFull, TraceDisk
+from cearx.core.trace_disk import QueueFull, TraceDisk
+from cearx.core.trace_disk_thread import NOTHING_LOST
 from cearx.core.trace_folder import (
     boot_name,
     find_segments,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cearx.core import trace_disk
-from cearx.core.trace_disk import NOTHING_LOST, QueueFull, TraceDisk, WriteFailed
+from cearx.core import trace_disk, trace_disk_thread
+from cearx.core.trace_disk import QueueFull, TraceDisk
+from cearx.core.trace_disk_thread import NOTHING_LOST, WriteFailed
 from cearx.core.trace_format import RecordType, encode_frame, salt_crc
 
 real_write = os.write
@@ -121,7 +122,7 @@ def test_a_failing_write_names_the_first_lost_record(
     failed = disk.write(data, 7)
     if is_behind:
         assert failed is None
-        while disk._failure is None:
+        while not disk.is_drained:
             time.sleep(0.001)
         failed = disk.write(frame(12), 12)
     assert failed is not None
@@ -175,7 +176,7 @@ def test_syncs_every_period_while_something_is_written(
     """A file that does not change is not synced again."""
     syncs: list[int] = []
     monkeypatch.setattr(os, "fdatasync", syncs.append)
-    monkeypatch.setattr(trace_disk, "SYNC_PERIOD_S", 0.01)
+    monkeypatch.setattr(trace_disk_thread, "SYNC_PERIOD_S", 0.01)
     disk = TraceDisk("everysec", no_reason)
     disk.begin(tmp_path / "a", b"a", 0, 0)
     for count in range(1, 4):
