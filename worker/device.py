@@ -31,10 +31,18 @@ DEFAULTS = {
 
 
 def choose_device(config: WorkerConfig) -> torch.device:
-    """The device that the flag names; raises StartupError for a GPU that is not there."""
+    """The device that the flag names; raises StartupError for a GPU that is not there.
+
+    Raises StartupError as well where 'auto' finds a GPU and a flag is for the CPU alone.
+    """
     if config.device == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
+        if config.quantization != "none":
+            raise StartupError(
+                f"--quantization {config.quantization} is for the CPU and this machine has a GPU: "
+                "add --device cpu"
+            )
         return torch.device("cuda", torch.cuda.current_device())
     if config.device == "cuda":
         raise StartupError(

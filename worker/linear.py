@@ -8,6 +8,7 @@ T tokens, K input features, N output features of this rank, V vocabulary of this
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -170,7 +171,10 @@ class VocabParallelHead:
 
 
 class VocabParallelEmbedding:
-    """Token ids to hidden states; a tied embedding reads the columns of the head's weight."""
+    """Token ids to hidden states; a tied embedding reads the columns of the head's weight.
+
+    Where the head's weight is rounded at load, the embedding keeps the checkpoint's own rows.
+    """
 
     def __init__(
         self,
@@ -186,15 +190,21 @@ class VocabParallelEmbedding:
         self.tied_to = tied_to
         rows = 0 if tied_to is not None else self.share
         self.weight_VK = torch.empty(rows, hidden_size, dtype=dtype)
+        self._exact_VK: Tensor | None = None
+        """In the checkpoint's type."""
 
     def slots(self) -> dict[str, WeightSlot]:
         if self.tied_to is not None:
-            return self.tied_to.slots()
+            slots = self.tied_to.slots()
+            return {name: replace(slot, keep_exact=self._keep) for name, slot in slots.items()}
         shape = (self.vocab_size, self.weight_VK.shape[1])
         return {"weight": WeightSlot(shape, self._fill)}
 
     def _fill(self, weight_VK: Tensor) -> None:
         self.weight_VK.copy_(vocabulary_share(weight_VK, self.share, self.tp))
+
+    def _keep(self, weight_VK: Tensor) -> None:
+        self._exact_VK = weight_VK.clone()
 
     def forward(self, input_ids_T: Tensor) -> Tensor:
         if self.tp.size == 1:
@@ -205,6 +215,8 @@ class VocabParallelEmbedding:
         return self.tp.all_reduce(hidden_TK.masked_fill_(elsewhere_T[:, None], 0.0))
 
     def _look_up(self, local_ids_T: Tensor) -> Tensor:
+        if self._exact_VK is not None:
+            return embedding(local_ids_T, self._exact_VK).float()
         if self.tied_to is not None:
             return self.tied_to.weight.columns(local_ids_T)
         return embedding(local_ids_T, self.weight_VK)

@@ -4,6 +4,7 @@ Owns the decision and the table that shows it; never allocates. Called once by t
 the weights are loaded. Sizes in bytes, lengths in tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -146,6 +147,12 @@ def memory_table(plan: MemoryPlan) -> str:
     if plan.max_model_len < plan.model_len_wanted:
         length += f", reduced from {plan.model_len_wanted:,} to what the KV cache holds"
     return "\n".join(["memory", *table, length])
+
+
+def weights_text(bytes_by_form: Mapping[str, int]) -> str:
+    """How many bytes of weights are held as what, in a line."""
+    parts = [f"{size_text(count)} as {form}" for form, count in bytes_by_form.items()]
+    return f"weights: {size_text(sum(bytes_by_form.values()))}: {', '.join(parts)}"
 
 
 def size_text(num_bytes: int) -> str:

@@ -4,6 +4,7 @@ Owns the choice of format, type and class; reading is done by one weight source 
 is checked by `weights.py`. Never runs code that comes with a model. Called once by the process.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from cearx.worker.models.interface import LanguageModel
 from cearx.worker.models.registry import find_model
 from cearx.worker.safetensors_folder import SafetensorsFolder
 from cearx.worker.tensor_parallel import SingleRank
-from cearx.worker.weights import DummyWeights, WeightSlot, WeightSource, fill_slots
+from cearx.worker.weights import DummyWeights, WeightSlot, WeightSource, fill_slots, type_name
 
 CONFIG_FILE = "config.json"
 GGUF_SUFFIX = ".gguf"
@@ -42,7 +43,12 @@ class LoadedModel:
     config: ModelConfig
     dtype: torch.dtype
     """Of weights, activations and KV."""
-    weight_bytes: int
+    bytes_by_form: Mapping[str, int]
+    """Of the weights: quantised blocks and float types, largest first."""
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.bytes_by_form.values())
 
 
 def load_model(
@@ -62,7 +68,7 @@ def load_model(
     quantised = fill_from(
         checkpoint, slots, config, torch.device("cpu"), torch.float32, on_progress
     )
-    return LoadedModel(model, checkpoint.config, dtype, weight_bytes(slots, quantised, dtype))
+    return LoadedModel(model, checkpoint.config, dtype, bytes_by_form(slots, quantised, dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +97,8 @@ def fill_from(
     device: torch.device,
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None],
-) -> dict[str, int]:
-    """Fills a model's slots; returns the bytes of the tensors that it keeps quantised, by name.
+) -> dict[str, dict[str, int]]:
+    """Fills a model's slots; returns the bytes of tensors kept quantised, by name and form.
 
     Random weights are drawn, and safetensors read, on `device`; `dtype` is that of random weights
     before they are stored.
@@ -110,6 +116,7 @@ def fill_from(
         source,
         ignored=lambda name: name.endswith(IGNORED_SUFFIX) or (tied and name == TIED_HEAD),
         on_progress=on_progress,
+        int8=config.quantization == "int8",
     )
 
 
@@ -134,11 +141,14 @@ def _describe(path: Path, gguf: GGUFFile | None) -> tuple[ModelConfig, type[Lang
         raise StartupError(f"{config_path}: {error}") from error
 
 
-def weight_bytes(
-    slots: Mapping[str, WeightSlot], quantised: Mapping[str, int], dtype: torch.dtype
-) -> int:
-    """Bytes of all weights: those that are `quantised` have as many as it says."""
-    floats = [
-        torch.Size(slot.shape).numel() for name, slot in slots.items() if name not in quantised
-    ]
-    return sum(floats) * dtype.itemsize + sum(quantised.values())
+def bytes_by_form(
+    slots: Mapping[str, WeightSlot],
+    quantised: Mapping[str, Mapping[str, int]],
+    dtype: torch.dtype,
+) -> dict[str, int]:
+    """Bytes of all weights, largest first: those `quantised` have what it says, others `dtype`."""
+    totals: Counter[str] = Counter()
+    for name, slot in slots.items():
+        floats = torch.Size(slot.shape).numel() * dtype.itemsize
+        totals.update(quantised.get(name, {type_name(dtype): floats}))
+    return dict(totals.most_common())

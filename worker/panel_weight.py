@@ -1,4 +1,4 @@
-"""A float32 weight matrix for CPUs, kept as few bytes as its checkpoint allows without rounding.
+"""A weight matrix for CPUs that is multiplied as float32, in the bytes that it was given in.
 
 Owns the panels' memory and the calls of the compiled product; knows nothing of ranks or files.
 Linear layers hold one, `compiled_decoder.py` reads its table of panels. Rows that come as quantised
@@ -53,7 +53,10 @@ class PanelWeight:
         num_panels = -(-num_rows // PANEL_WIDTH)
         raw = torch.zeros(num_panels, self.num_groups, GROUP_BYTES[kind], dtype=torch.uint8)
         floats = raw.view(torch.float32).numpy()
+        padding = self.num_groups * GROUP - rows.shape[1]
         codes_NK = rows.codes_NK.view(np.uint8)
+        if padding:
+            codes_NK = np.pad(codes_NK, ((0, 0), (0, padding)))
         pack_rows(codes_NK, rows.scales_NG, offsets_NG, kind, raw.numpy(), floats)
         self._keep(first_row, num_rows, kind, raw)
 

@@ -24,7 +24,13 @@ from cearx.worker.device import StepSizes, choose_device, choose_sizes
 from cearx.worker.grammar_table import GrammarTable
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.machine import available_cores, free_memory
-from cearx.worker.memory_plan import MemoryPlan, memory_table, plan_memory, size_text
+from cearx.worker.memory_plan import (
+    MemoryPlan,
+    memory_table,
+    plan_memory,
+    size_text,
+    weights_text,
+)
 from cearx.worker.model_config import ModelConfig
 from cearx.worker.model_loader import LoadedModel, load_model
 from cearx.worker.request_states import RequestStates
@@ -143,6 +149,7 @@ def _start_cpu(
     loaded = load_model(
         spec.model, config, lambda done, total: progress("loading weights", done, total)
     )
+    log.info(weights_text(loaded.bytes_by_form))
     memory = plan_memory(
         config,
         loaded.config,

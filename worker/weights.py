@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cearx.core.child import StartupError
-from cearx.worker.block_quantised import BlockQuantised
+from cearx.worker.block_quantised import BlockQuantised, round_to_int8
 
 MAX_LISTED = 8
 """Names that an error lists before it only counts."""
@@ -54,6 +54,8 @@ class WeightSlot:
     """Takes the whole tensor in any float type and keeps this rank's share of it."""
     fill_quantised: Callable[[BlockQuantised], None] | None = None
     """As `fill`, for places that can keep quantised blocks."""
+    keep_exact: Callable[[Tensor], None] | None = None
+    """Takes the whole tensor too when only its blocks are rounded: a place that is looked up."""
 
 
 def fill_slots(
@@ -61,11 +63,14 @@ def fill_slots(
     source: WeightSource,
     ignored: Callable[[str], bool],
     on_progress: Callable[[int, int], None],
-) -> dict[str, int]:
-    """Fills every slot from the source, name by name; returns the bytes of those kept quantised.
+    int8: bool = False,
+) -> dict[str, dict[str, int]]:
+    """Fills every slot from the source, name by name.
 
-    `ignored` says which further names may stand in the checkpoint; `on_progress` gets tensors done
-    and tensors in all. Raises WeightMismatch with all missing, unexpected and misshapen tensors.
+    Returns the bytes of those kept quantised, by name and form. `ignored` says which further names
+    may stand in the checkpoint; `on_progress` gets tensors done and tensors in all; `int8` rounds
+    what the source has as floats, where the place can keep blocks. Raises WeightMismatch with all
+    missing, unexpected and misshapen tensors, StartupError for one that cannot be rounded.
     """
     names = set(source.names())
     wrong = [f"missing: {name} {list(slots[name].shape)}" for name in slots if name not in names]
@@ -73,7 +78,7 @@ def fill_slots(
     wrong += [f"unexpected: {name} {list(source.get(name).shape)}" for name in unexpected]
     if wrong:
         raise _mismatch(wrong)
-    num_bytes: dict[str, int] = {}
+    num_bytes: dict[str, dict[str, int]] = {}
     quantised = source if isinstance(source, QuantisedSource) else None
     for index, (name, slot) in enumerate(slots.items()):
         blocks = quantised.get_quantised(name) if quantised and slot.fill_quantised else None
@@ -81,17 +86,40 @@ def fill_slots(
         if tuple(tensor.shape) != slot.shape:
             wrong.append(f"shape of {name}: file {list(tensor.shape)}, model {list(slot.shape)}")
         elif isinstance(tensor, BlockQuantised):
-            assert slot.fill_quantised is not None
-            slot.fill_quantised(tensor)
-            num_bytes[name] = tensor.num_bytes
+            num_bytes[name] = _fill_blocks(slot, tensor)
         elif not tensor.dtype.is_floating_point:
             wrong.append(f"type of {name}: {tensor.dtype} is not a float type")
+        elif int8 and slot.fill_quantised:
+            num_bytes[name] = _fill_rounded(name, slot, tensor)
         else:
             slot.fill(tensor)
         on_progress(index + 1, len(slots))
     if wrong:
         raise _mismatch(wrong)
     return num_bytes
+
+
+def _fill_blocks(slot: WeightSlot, blocks: BlockQuantised) -> dict[str, int]:
+    assert slot.fill_quantised is not None, "nobody asks for blocks where they cannot be kept"
+    slot.fill_quantised(blocks)
+    return {blocks.form: blocks.num_bytes}
+
+
+def _fill_rounded(name: str, slot: WeightSlot, tensor: Tensor) -> dict[str, int]:
+    try:
+        blocks = round_to_int8(tensor)
+    except ValueError as error:
+        raise StartupError(f"{name}: {error}") from error
+    num_bytes = _fill_blocks(slot, blocks)
+    if slot.keep_exact is not None:
+        slot.keep_exact(tensor)
+        num_bytes[type_name(tensor.dtype)] = tensor.nbytes
+    return num_bytes
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """As the flags spell it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _mismatch(wrong: list[str]) -> WeightMismatch:

@@ -22,7 +22,7 @@ max_num_seqs max_num_batched_tokens enable_prefix_caching async_scheduling admis
 scheduling_policy max_overtakes long_prefill_token_threshold max_num_partial_prefills target_itl_ms
 max_num_queued_reqs max_num_queued_tokens request_timeout
 trace trace_segment_size trace_segment_seconds trace_keep trace_fsync
-device load_format dtype max_model_len block_size kv_cache_dtype
+device load_format dtype quantization max_model_len block_size kv_cache_dtype
 kv_cache_memory kv_cache_memory_fraction gpu_memory_utilization enforce_eager cuda_graph_sizes
 num_kv_blocks seed num_threads
 """.split()
@@ -86,6 +86,8 @@ def test_other_sizes_are_refused(text: str) -> None:
         (lambda: WorkerConfig(max_model_len=1), ("1", "at least 2")),
         (lambda: WorkerConfig(num_kv_blocks=0), ("0", "at least 1")),
         (lambda: WorkerConfig(num_kv_blocks=9, kv_cache_memory=7), ("9", "7", "give one")),
+        (lambda: WorkerConfig(quantization="int8", device="cuda"), ("int8", "CPU", "cuda")),
+        (lambda: WorkerConfig(quantization="int8", dtype="float16"), ("float16", "float32")),
         (
             lambda: SchedulerConfig(
                 block_size=0,

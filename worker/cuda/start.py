@@ -26,8 +26,9 @@ from cearx.worker.cuda.staging import InputStaging, TokenRing
 from cearx.worker.cuda.warm_up import warm_up
 from cearx.worker.device import StepSizes
 from cearx.worker.kv_cache import block_bytes
+from cearx.worker.memory_plan import weights_text
 from cearx.worker.model_config import ModelConfig
-from cearx.worker.model_loader import DTYPES, Checkpoint, fill_from, open_checkpoint, weight_bytes
+from cearx.worker.model_loader import DTYPES, Checkpoint, bytes_by_form, fill_from, open_checkpoint
 from cearx.worker.request_states import RequestStates
 from cearx.worker.sampler import Sampler
 from cearx.worker.seats import SeatTable
@@ -97,7 +98,9 @@ def _start(
     wanted = _wanted_length(spec.config, config)
     decoder = load_decoder(checkpoint, spec.config, wanted, device, on_progress)
     stages.leave("loading weights")
-    weights = weight_bytes(decoder.weight_slots(), {}, decoder.dtype)
+    by_form = bytes_by_form(decoder.weight_slots(), {}, decoder.dtype)
+    log.info(weights_text(by_form))
+    weights = sum(by_form.values())
 
     stages.enter("measuring memory")
     before = torch.cuda.memory_allocated(device)
