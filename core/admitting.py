@@ -151,7 +151,7 @@ class Newcomers:
         ]
 
     def _runner(self, request: Request, num_blocks: int, num_shared: int) -> Runner:
-        num_tokens = self._books.num_promised(request)
+        num_tokens = self._books.steps.num_promised(request)
         max_tokens = num_output_tokens = request.max_tokens
         if not request.has_exact_length:
             num_outputs = num_tokens - request.num_prompt_tokens

@@ -1,36 +1,24 @@
-"""The scheduler's books: every request, every block, every step in flight, and how they change.
+"""The scheduler's books: every request and every block, and how they change.
 
-Owns the state and the moves that keep it whole: into and out of the batch, preemption, end,
-publication. Decides nothing; `planner.py` and `settling.py` do, on behalf of `scheduler.py`.
+Owns the state and the moves that keep it whole: admission, preemption, end, publication; what
+steps change stands in `step_books.py`. Decides nothing; `planner.py` and `settling.py` do, on
+behalf of `scheduler.py`.
 """
 
-from collections import deque
 from collections.abc import Iterable
 
 import msgspec
 
 from cearx.core.block_pool import BlockPool
 from cearx.core.config import SchedulerConfig
-from cearx.core.decode_batch import DecodeBatch
-from cearx.core.events import FinishReason, RequestEnded, StepPlan
+from cearx.core.events import FinishReason, RequestEnded
 from cearx.core.fences import Fences
-from cearx.core.identifiers import BlockId, RequestId, StepId
+from cearx.core.identifiers import BlockId, RequestId
 from cearx.core.output_lengths import OutputLengths
 from cearx.core.prefill_pace import PrefillPace
 from cearx.core.request import Request, RequestState
+from cearx.core.step_books import StepBooks
 from cearx.core.waiting_queue import WaitingQueue
-
-
-class InFlightStep(msgspec.Struct, array_like=True, kw_only=True):
-    """A step that was planned and is not finished."""
-
-    plan: StepPlan
-    left: list[RequestId] = msgspec.field(default_factory=list)
-    """Those of its decodes whose rows the batch does not count any more."""
-
-    @property
-    def step_id(self) -> StepId:
-        return self.plan.step_id
 
 
 class Totals(msgspec.Struct, array_like=True, kw_only=True):
@@ -52,7 +40,6 @@ class Books:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.now_us = 0
-        self.next_step = StepId(0)
         self.pool = BlockPool(config.num_blocks)
         self.fences = Fences(self.pool)
         self.requests: dict[RequestId, Request] = {}
@@ -60,13 +47,9 @@ class Books:
         self.waiting = WaitingQueue()
         self.running: dict[RequestId, Request] = {}
         """Who has a seat, in order of admission."""
-        self.prefilling: dict[RequestId, Request] = {}
-        self.joining: dict[RequestId, Request] = {}
-        """The running ones in these two states."""
+        self.steps = StepBooks()
         self.num_to_come = 0
         """Blocks that the running ones will take in addition, if they reach their max_tokens."""
-        self.batch = DecodeBatch()
-        self.in_flight: deque[InFlightStep] = deque()
         self.lengths = OutputLengths()
         self.pace = PrefillPace()
         self.margin_blocks = 0
@@ -74,76 +57,19 @@ class Books:
         self.blocked: tuple[RequestId, int] | None = None
         """The head of the queue and its WaitReason, until something changes for it."""
 
-    # --- lengths, whether or not the batch counts them ---------------------------------------
-
-    def num_scheduled(self, request: Request) -> int:
-        if request.state is RequestState.DECODING:
-            return self.batch.num_scheduled(request)
-        return request.num_scheduled
-
-    def num_promised(self, request: Request) -> int:
-        if request.state is RequestState.DECODING:
-            return self.batch.num_scheduled(request) + 1
-        return request.num_promised
-
-    def num_settled(self, request: Request) -> int:
-        if request.state is not RequestState.DECODING:
-            return request.num_settled
-        rows = len(self._batch_rows(request))
-        return self.batch.num_scheduled(request) - rows - request.num_unsettled
-
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.block_size)
-
-    def _batch_rows(self, request: Request) -> list[InFlightStep]:
-        """The steps in flight with a row for it that the batch counts."""
-        joined = request.joined_step
-        assert joined is not None, f"request {request.request_id} never joined the batch"
-        return [step for step in self.in_flight if step.step_id >= joined]
-
-    # --- moves -------------------------------------------------------------------------------
-
-    def set_state(self, request: Request, state: RequestState) -> None:
-        """Into one of the states of those who run, or out of them."""
-        if request.state is RequestState.PREFILLING:
-            del self.prefilling[request.request_id]
-        elif request.state is RequestState.JOINING:
-            del self.joining[request.request_id]
-        if state is RequestState.PREFILLING:
-            self.prefilling[request.request_id] = request
-        elif state is RequestState.JOINING:
-            self.joining[request.request_id] = request
-        request.state = state
-
-    def join_batch(self, request: Request) -> None:
-        """From the present tick, whose step is the next one, it decodes in every step."""
-        self.batch.join(request)
-        request.joined_step = self.next_step
-        self.set_state(request, RequestState.DECODING)
-
-    def leave_batch(self, request: Request, *, has_row: bool = True) -> None:
-        """The request counts for itself again; without `has_row` the present tick is not its."""
-        self.batch.leave(request)
-        rows = self._batch_rows(request)
-        request.num_scheduled = self.batch.num_scheduled(request) - (not has_row)
-        for step in rows:
-            step.left.append(request.request_id)
-            request.last_step = step.step_id
-        request.num_unsettled += len(rows)
-        request.num_pending += len(rows)
-        request.num_tokens = request.num_scheduled + 1 - request.num_pending
-        self.set_state(request, RequestState.JOINING)
 
     def preempt(self, request: Request, *, has_row: bool = True) -> None:
         """It loses its blocks and waits again; the tokens that it was promised stay its own."""
         if request.state is RequestState.DECODING:
-            self.leave_batch(request, has_row=has_row)
+            self.steps.leave_batch(request, has_row=has_row)
         del self.running[request.request_id]
         request.num_lost = max(request.num_lost, request.num_scheduled)
         self._take_blocks(request)
         request.num_scheduled = request.num_unsettled = 0
         request.admitted_step = None
-        self.set_state(request, RequestState.WAITING)
+        self.steps.set_state(request, RequestState.WAITING)
         self.waiting.add(request)
         self.totals.num_preemptions += 1
         self.blocked = None
@@ -154,12 +80,12 @@ class Books:
             self.waiting.remove(request)
         else:
             if request.state is RequestState.DECODING:
-                self.leave_batch(request)
+                self.steps.leave_batch(request)
             del self.running[request.request_id]
             self._take_blocks(request)
         del self.requests[request.request_id]
         self.blocked = None
-        self.set_state(request, RequestState.ENDED)
+        self.steps.set_state(request, RequestState.ENDED)
         return RequestEnded(request_id=request.request_id, reason=reason)
 
     def admit(self, request: Request, hits: list[BlockId], count: int) -> list[BlockId]:
@@ -171,16 +97,16 @@ class Books:
         request.num_shared = request.num_published = len(hits)
         request.num_scheduled = len(hits) * self.config.block_size
         request.num_admitted_tokens = request.num_promised
-        request.admitted_step = self.next_step
+        request.admitted_step = self.steps.next_step
         request.publishes = True
         self.num_to_come += self.num_blocks(request.final_length) - len(hits)
-        self.set_state(request, RequestState.PREFILLING)
+        self.steps.set_state(request, RequestState.PREFILLING)
         return hits + self.grant(request, count)
 
     def _take_blocks(self, request: Request) -> None:
         self.num_to_come -= self.num_blocks(request.final_length) - len(request.block_ids)
-        last_step = request.last_step
-        if self.in_flight and last_step is not None and last_step >= self.in_flight[0].step_id:
+        in_flight, last_step = self.steps.in_flight, request.last_step
+        if in_flight and last_step is not None and last_step >= in_flight[0].step_id:
             self.fences.add(last_step, request.block_ids)
         else:
             self.pool.release(request.block_ids)
@@ -191,7 +117,8 @@ class Books:
         """Makes its full blocks of settled tokens findable."""
         if not request.publishes:
             return
-        full = min(self.num_settled(request) // self.config.block_size, len(request.block_hashes))
+        num_full = self.steps.num_settled(request) // self.config.block_size
+        full = min(num_full, len(request.block_hashes))
         for index in range(request.num_published, full):
             self.pool.publish(request.block_ids[index], request.block_hashes[index])
         request.num_published = max(request.num_published, full)

@@ -19,7 +19,7 @@ def limit_prefill(books: Books, draft: StepDraft) -> None:
 
 
 def plan_chunks(books: Books, draft: StepDraft) -> None:
-    for request in sorted(books.prefilling.values(), key=in_order):
+    for request in sorted(books.steps.prefilling.values(), key=in_order):
         if draft.budget:
             add_chunk(books, draft, request)
         else:
@@ -43,7 +43,7 @@ def add_chunk(books: Books, draft: StepDraft, request: Request) -> None:
     )
     request.num_scheduled += num_tokens
     request.num_unsettled += num_tokens
-    request.last_step = books.next_step
+    request.last_step = books.steps.next_step
     if not samples:
         draft.num_partial += 1
         return
@@ -51,4 +51,4 @@ def add_chunk(books: Books, draft: StepDraft, request: Request) -> None:
     request.num_lost = 0
     is_last = request.num_scheduled == request.final_length
     state = RequestState.FINISHING if is_last else RequestState.JOINING
-    books.set_state(request, state)
+    books.steps.set_state(request, state)

@@ -15,17 +15,17 @@ from cearx.core.step_draft import StepDraft
 
 def plan_decodes(books: Books, draft: StepDraft) -> None:
     """Everyone in the batch gets a row; only who joins or is due is looked at."""
-    if not books.joining and not len(books.batch):
+    if not books.steps.joining and not len(books.steps.batch):
         return
-    due_ids = dict.fromkeys(books.batch.tick())
+    due_ids = dict.fromkeys(books.steps.batch.tick())
     due = [books.running[i] for i in due_ids if _is_due(books, i)]
-    joining = list(books.joining.values())
+    joining = list(books.steps.joining.values())
     for request in joining:
-        books.join_batch(request)
+        books.steps.join_batch(request)
     for request in sorted(due + joining, key=in_order):
         if request.state is RequestState.DECODING:  # else preempted for one before it
             _plan_due_decode(books, draft, request)
-    draft.decodes = books.batch.rows()
+    draft.decodes = books.steps.batch.rows()
     draft.budget -= len(draft.decodes)  # the config holds max_num_seqs within the budget
 
 
@@ -36,7 +36,7 @@ def _is_due(books: Books, request_id: RequestId) -> bool:
 
 
 def _plan_due_decode(books: Books, draft: StepDraft, request: Request) -> None:
-    length = books.batch.num_scheduled(request)
+    length = books.steps.batch.num_scheduled(request)
     if length > len(request.block_ids) * books.config.block_size:
         if not _find_block(books, draft, request):
             return
@@ -44,7 +44,7 @@ def _plan_due_decode(books: Books, draft: StepDraft, request: Request) -> None:
     if length == request.final_length:
         draft.finishing.append(request)
     else:
-        books.batch.set_due(request, books.config.block_size)
+        books.steps.batch.set_due(request, books.config.block_size)
 
 
 def _find_block(books: Books, draft: StepDraft, request: Request) -> bool:
@@ -54,11 +54,11 @@ def _find_block(books: Books, draft: StepDraft, request: Request) -> bool:
         num_coming = books.num_coming(draft.finishing)
         if num_coming > len(draft.waits):  # one for each that waits already
             # Its block is on its way: whoever is preempted now would be so for nothing.
-            books.leave_batch(request, has_row=False)
+            books.steps.leave_batch(request, has_row=False)
             draft.wait(request, WaitReason.NO_BLOCKS)
             return False
         victim = choose_victim(
-            ((r, books.num_scheduled(r)) for r in books.running.values()),
+            ((r, books.steps.num_scheduled(r)) for r in books.running.values()),
             request.order,
             books.pool,
             books.config.block_size,

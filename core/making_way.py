@@ -14,7 +14,7 @@ MAX_PREEMPTIONS_FOR_HEAD = 4
 
 
 def preempt(books: Books, draft: StepDraft, request: Request, *, has_row: bool) -> None:
-    num_new = books.num_scheduled(request) - (not has_row) - request.num_admitted_tokens
+    num_new = books.steps.num_scheduled(request) - (not has_row) - request.num_admitted_tokens
     if not pays(max(num_new, 0), request.num_admitted_tokens):
         more = 1 + books.config.num_blocks // 128
         books.margin_blocks = min(books.margin_blocks + more, books.config.num_blocks // 4)
@@ -29,7 +29,7 @@ def make_way_for_head(books: Books, draft: StepDraft) -> None:
         return
     for _ in range(MAX_PREEMPTIONS_FOR_HEAD):
         victims = [
-            (r, books.num_scheduled(r))
+            (r, books.steps.num_scheduled(r))
             for r in books.running.values()
             if r.priority > head.priority and r.state is not RequestState.FINISHING
         ]

@@ -28,7 +28,7 @@ def plan_step(books: Books, policy: Policy) -> tuple[StepPlan, StepDraft] | None
     if not (draft.decodes or draft.chunks or draft.preempted or draft.is_short_of_blocks):
         return None  # nothing in the books has changed
     plan = StepPlan(
-        step_id=books.next_step,
+        step_id=books.steps.next_step,
         decodes=draft.decodes,
         chunks=tuple(draft.chunks),
         granted=tuple(draft.granted),
@@ -43,7 +43,7 @@ def plan_step(books: Books, policy: Policy) -> tuple[StepPlan, StepDraft] | None
 def close_step(books: Books, draft: StepDraft) -> None:
     """Brings the books behind the step, which is in flight now."""
     for request in draft.finishing:
-        books.leave_batch(request)
-        books.set_state(request, RequestState.FINISHING)
+        books.steps.leave_batch(request)
+        books.steps.set_state(request, RequestState.FINISHING)
     if draft.blocked is not None:
         books.blocked = draft.blocked

@@ -15,7 +15,7 @@ import msgspec
 
 from cearx.core.admission import find_policy
 from cearx.core.block_pool import BlockPool, BlockPoolState
-from cearx.core.books import Books, InFlightStep, Totals
+from cearx.core.books import Books, Totals
 from cearx.core.config import SchedulerConfig
 from cearx.core.decode_batch import DecodeBatch, DecodeBatchState
 from cearx.core.events import (
@@ -37,6 +37,7 @@ from cearx.core.planner import close_step, plan_step
 from cearx.core.prefill_pace import PrefillPace
 from cearx.core.request import Request, RequestState
 from cearx.core.settling import finish_step
+from cearx.core.step_books import InFlightStep
 
 Outcome = RequestEnded | RequestRefused
 
@@ -78,7 +79,7 @@ class Scheduler:
     @property
     def num_in_flight(self) -> int:
         """Steps that were planned and are not finished: at most `pipeline_depth`."""
-        return len(self.books.in_flight)
+        return len(self.books.steps.in_flight)
 
     def has_work(self) -> bool:
         """Whether `plan` may be called: somebody runs or waits, and a step more may be in flight.
@@ -216,11 +217,11 @@ class Scheduler:
         assert self.num_in_flight < self.config.pipeline_depth, "too many steps in flight"
         planned = plan_step(books, self._policy)
         if planned is None:
-            assert books.in_flight, "work is pending and nothing can run"
+            assert books.steps.in_flight, "work is pending and nothing can run"
             return None
         plan, draft = planned
-        books.in_flight.append(InFlightStep(plan=plan))
-        books.next_step = StepId(books.next_step + 1)
+        books.steps.in_flight.append(InFlightStep(plan=plan))
+        books.steps.next_step = StepId(books.steps.next_step + 1)
         close_step(books, draft)
         return plan
 
@@ -232,12 +233,12 @@ class Scheduler:
         return msgspec.msgpack.encode(
             SchedulerState(
                 now_us=books.now_us,
-                next_step=books.next_step,
+                next_step=books.steps.next_step,
                 last_id=self._last_id,
-                in_flight=tuple(books.in_flight),
+                in_flight=tuple(books.steps.in_flight),
                 requests=tuple(books.requests.values()),
                 running=tuple(books.running),
-                batch=books.batch.snapshot(),
+                batch=books.steps.batch.snapshot(),
                 fences=books.fences.all(),
                 pool=books.pool.snapshot(),
                 lengths=books.lengths,
@@ -259,19 +260,19 @@ class Scheduler:
         scheduler._last_id = state.last_id
         books = scheduler.books
         books.now_us = state.now_us
-        books.next_step = state.next_step
-        books.in_flight = deque(state.in_flight)
+        books.steps.next_step = state.next_step
+        books.steps.in_flight = deque(state.in_flight)
         books.requests = {request.request_id: request for request in state.requests}
         books.running = {request_id: books.requests[request_id] for request_id in state.running}
         for request in state.requests:
             if request.state is RequestState.WAITING:
                 books.waiting.add(request)
             elif request.state is RequestState.PREFILLING:
-                books.prefilling[request.request_id] = request
+                books.steps.prefilling[request.request_id] = request
             elif request.state is RequestState.JOINING:
-                books.joining[request.request_id] = request
+                books.steps.joining[request.request_id] = request
         decoding = [r.request_id for r in state.requests if r.state is RequestState.DECODING]
-        books.batch = DecodeBatch.restore(state.batch, decoding)
+        books.steps.batch = DecodeBatch.restore(state.batch, decoding)
         books.pool = BlockPool.restore(state.pool)
         books.fences = Fences(books.pool, state.fences)
         books.lengths, books.pace, books.totals = state.lengths, state.pace, state.totals

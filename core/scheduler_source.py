@@ -31,6 +31,7 @@ PURE_MODULES = (
     "cearx.core.request",
     "cearx.core.scheduler",
     "cearx.core.settling",
+    "cearx.core.step_books",
     "cearx.core.step_draft",
     "cearx.core.waiting_queue",
 )

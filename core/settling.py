@@ -4,17 +4,18 @@ Only rows that the batch does not count, stops and block borders are looked at o
 of calm decodes costs nothing for each row. Called by `scheduler.py` for `StepFinished`.
 """
 
-from cearx.core.books import Books, InFlightStep
+from cearx.core.books import Books
 from cearx.core.events import FinishReason, PrefillChunk, RequestEnded, StepFinished
 from cearx.core.identifiers import RequestId, StepId
 from cearx.core.request import Request, RequestState
+from cearx.core.step_books import InFlightStep
 
 
 def finish_step(books: Books, event: StepFinished) -> tuple[RequestEnded, ...]:
     """Takes in the oldest step in flight; answers who ended, by arrival."""
-    oldest = books.in_flight[0].step_id if books.in_flight else None
+    oldest = books.steps.in_flight[0].step_id if books.steps.in_flight else None
     assert oldest == event.step_id, f"step {event.step_id} finished, step {oldest} is the next"
-    step = books.in_flight.popleft()
+    step = books.steps.in_flight.popleft()
     if books.config.enable_prefix_caching:
         for sealed in event.sealed:
             request = books.requests.get(sealed.request_id)
@@ -52,7 +53,7 @@ def _settle_rows(
         if request is None or request_id in ends:
             continue
         assert request.state is RequestState.DECODING, f"{request_id} stops without a row"
-        books.leave_batch(request)
+        books.steps.leave_batch(request)
         if reason is FinishReason.FAILED:
             _take_back(request)
         ends[request_id] = reason
@@ -97,7 +98,7 @@ def _take_back(request: Request) -> None:
 
 def _end(books: Books, request: Request, reason: FinishReason) -> RequestEnded:
     if request.state is RequestState.DECODING:
-        books.leave_batch(request)
+        books.steps.leave_batch(request)
     if request.admitted_step is not None:
         books.publish(request)
     if reason in (FinishReason.STOP, FinishReason.LENGTH):

@@ -103,13 +103,13 @@ class Ledger:
         """The books as of a snapshot."""
         books = scheduler.books
         self.now_us = books.now_us
-        self.step_id = StepId(books.next_step - 1) if books.next_step else None
+        self.step_id = StepId(books.steps.next_step - 1) if books.steps.next_step else None
         self.live = {i: carried_over(scheduler, r) for i, r in books.requests.items()}
         self.num_running = len(books.running)
         self.blocks = BlockLedger.of(books)
         self.in_flight = {}
         self._finished = None
-        for step in books.in_flight:
+        for step in books.steps.in_flight:
             admissions: dict[RequestId, int] = {}
             for row in rows(step.plan):
                 request = self.live.get(row.request_id)

@@ -23,10 +23,10 @@ def check_same(ledger: Ledger, scheduler: Scheduler) -> None:
     assert (ledger.num_running, ledger.num_waiting) == (len(running), len(waiting))
     for request in (*running, *waiting):
         mine = ledger.live[request.request_id]
-        assert mine.num_tokens + mine.num_pending == books.num_promised(request)
-        assert mine.num_planned == books.num_scheduled(request)
+        assert mine.num_tokens + mine.num_pending == books.steps.num_promised(request)
+        assert mine.num_planned == books.steps.num_scheduled(request)
         if request.admitted_step is not None:
-            assert mine.num_written == books.num_settled(request)
+            assert mine.num_written == books.steps.num_settled(request)
         assert mine.block_ids == request.block_ids
         assert mine.block_hashes == request.block_hashes
     pool, blocks = books.pool, ledger.blocks

@@ -135,7 +135,7 @@ def entries(scheduler: Scheduler, requests: Iterable[Request]) -> list[tuple[obj
     return [
         (
             r.request_id,
-            0 if r.admitted_step is None else books.num_settled(r),
+            0 if r.admitted_step is None else books.steps.num_settled(r),
             tuple(r.block_ids),
         )
         for r in sorted(requests, key=lambda r: r.request_id)

@@ -23,6 +23,7 @@ MODULES = (  # in an order in which each imports only what stands before it
     "forecast",
     "admission",
     "preemption",
+    "step_books",
     "books",
     "settling",
     "step_draft",
@@ -93,7 +94,7 @@ MUTATIONS = [
     ),
     Mutation(
         "shares_rows_in_flight",
-        "books",
+        "step_books",
         "        return self.batch.num_scheduled(request) - rows - request.num_unsettled\n",
         "        return self.batch.num_scheduled(request)\n",
     ),
@@ -183,7 +184,7 @@ MUTATIONS = [
     ),
     Mutation(
         "fence_misses_the_batch",
-        "books",
+        "step_books",
         "            request.last_step = step.step_id\n",
         "            pass\n",
     ),
@@ -242,7 +243,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a_token_counts_twice",
-        "books",
+        "step_books",
         "        request.num_tokens = request.num_scheduled + 1 - request.num_pending\n",
         "        request.num_tokens = request.num_scheduled + 1\n",
     ),

@@ -450,13 +450,13 @@ def check_internals(scheduler: Scheduler, model: DecisionChecker) -> None:
     assert [r.request_id for r in waiting] == [r.request_id for r in model.waiting()], "order"
     assert set(books.running) == {r.request_id for r in model.running()}, "who runs"
     assert list(books.requests) == sorted(model.live), "who lives"
-    assert not len(books.fences) or books.in_flight, "a fence without a step"
+    assert not len(books.fences) or books.steps.in_flight, "a fence without a step"
     assert books.totals.num_preemptions == model.num_preemptions, "preemptions"
     assert books.totals.num_recomputed_tokens == model.num_recomputed, "recomputed tokens"
     assert 0 <= books.margin_blocks <= scheduler.config.num_blocks // 4, "margin"
     for request_id, known in model.live.items():
         request = books.requests[request_id]
-        assert books.num_promised(request) == known.promised, f"{request}: {known}"
-        assert books.num_scheduled(request) == known.scheduled, f"{request}: {known}"
+        assert books.steps.num_promised(request) == known.promised, f"{request}: {known}"
+        assert books.steps.num_scheduled(request) == known.scheduled, f"{request}: {known}"
         if known.is_running:
-            assert books.num_settled(request) == known.num_computed, f"{request}: {known}"
+            assert books.steps.num_settled(request) == known.num_computed, f"{request}: {known}"
