@@ -3,7 +3,6 @@
 from typing import Any
 
 import msgspec
-from anyio import to_thread
 
 from cearx.frontend.answer_format import AnswerFormat, ChatFormat
 from cearx.frontend.chat_messages import template_messages, unknown_fields
@@ -79,7 +78,7 @@ async def plan_conversation(
         echo = messages[-1]["content"] if request.echo else None
         return packer.encode("messages", text, rules), echo
 
-    prompt, echo = await to_thread.run_sync(make_prompt, limiter=state.prompt_threads)
+    prompt, echo = await state.prompt_work.run(len(body), make_prompt)
     return build_plan(
         state,
         generation,

@@ -53,7 +53,7 @@ async def plan_completion(state: ServerState, body: bytes) -> AnswerPlan:
             state, generation, prompts, answer_format(state, request, CompletionFormat)
         )
 
-    prompts = await to_thread.run_sync(make_prompts, limiter=state.prompt_threads)
+    prompts = await state.prompt_work.run(len(body), make_prompts)
     if request.echo or generation.num_prompt_logprobs is not None:  # every token is looked at
-        return await to_thread.run_sync(plan, prompts, limiter=state.prompt_threads)
+        return await to_thread.run_sync(plan, prompts, limiter=state.prompt_work.threads)
     return plan(prompts)

@@ -98,15 +98,16 @@ async def checked_grammar(
 
     `tool_schema`: of the call that the answer has to be.
     """
+    threads = state.prompt_work.threads
     constraint: Constraint | None = None
     if is_constrained(request):
-        constraint = await to_thread.run_sync(constraint_of, request, limiter=state.prompt_threads)
+        constraint = await to_thread.run_sync(constraint_of, request, limiter=threads)
     if tool_schema is not None:
         if constraint is not None:
             message = f"tool_choice forces a call, which cannot follow {constraint.param} too"
             raise invalid("tool_choice", message)
         constraint = await to_thread.run_sync(
-            json_constraint, "tools", tool_schema, limiter=state.prompt_threads
+            json_constraint, "tools", tool_schema, limiter=threads
         )
     if constraint is None:
         return None

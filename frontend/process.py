@@ -27,6 +27,7 @@ from cearx.frontend.generation_defaults import load_generation_defaults
 from cearx.frontend.grammar_checker import GrammarChecker
 from cearx.frontend.http_server import serve_http
 from cearx.frontend.parser_choice import choose_tool_parser, has_reasoning
+from cearx.frontend.prompt_work import PromptWork
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.server_state import ServerState
 from cearx.frontend.tokenizer import load_tokenizer
@@ -115,7 +116,7 @@ def _load(launch: FrontendLaunch, client: EngineClient) -> ServerState:
         hash_secret=launch.hash_secret,
         parser=RequestParser(config.strict_params),
         grammars=GrammarChecker(client, tokenizer, tuple(sorted(ends))),
-        prompt_threads=anyio.CapacityLimiter(PROMPT_THREADS),
+        prompt_work=PromptWork(PROMPT_THREADS),
         api_key_digests=launch.api_key_digests,
     )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import anyio
 import msgspec
 
 from cearx.core.config import FrontendConfig
@@ -12,6 +11,7 @@ from cearx.frontend.chat_template import ChatTemplate
 from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.generation_defaults import GenerationDefaults
 from cearx.frontend.grammar_checker import GrammarChecker
+from cearx.frontend.prompt_work import PromptWork
 from cearx.frontend.prompts import PromptPacker
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.tokenizer import Tokenizer
@@ -36,8 +36,7 @@ class ServerState(msgspec.Struct, kw_only=True):
     hash_secret: bytes
     parser: RequestParser
     grammars: GrammarChecker
-    prompt_threads: anyio.CapacityLimiter
-    """Bounds the threads that render and tokenise, so that streams keep their share of the CPU."""
+    prompt_work: PromptWork
     make_tool_parser: Callable[[], ToolParser] | None = None
     """For the way in which the model writes tool calls; None when nobody knows it."""
     splits_reasoning: bool = False

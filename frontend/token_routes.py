@@ -106,7 +106,7 @@ async def tokenize(state: ServerState, request: TokenizeRequest) -> TokenizeAnsw
             text, add_special_tokens=not is_chat if adds is None else adds
         )
 
-    token_ids = await to_thread.run_sync(make, limiter=state.prompt_threads)
+    token_ids = await to_thread.run_sync(make, limiter=state.prompt_work.threads)
     strings = None
     if request.return_token_strs:
         token_bytes = state.tokenizer.token_bytes

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -44,10 +45,11 @@ class Started:
         )
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self._errors = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cearx.frontend"],
             stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             pass_fds=(self._listener.fileno(),),
         )
         assert self.process.stdin is not None
@@ -70,7 +72,10 @@ class Started:
     def end(self) -> str:
         """Kills what is left; answers what the process logged."""
         self.process.kill()
-        _, errors = self.process.communicate()
+        self.process.communicate()
+        self._errors.seek(0)
+        errors = self._errors.read()
+        self._errors.close()
         self._listener.close()
         self._context.destroy(linger=0)
         return errors.decode()

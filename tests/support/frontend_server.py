@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import anyio
 import httpx
 import msgspec
 import zmq
@@ -26,6 +25,7 @@ from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.generation_defaults import GenerationDefaults
 from cearx.frontend.grammar_checker import GrammarChecker
 from cearx.frontend.http_server import serve_http
+from cearx.frontend.prompt_work import PromptWork
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.server_state import ServerState
 from cearx.frontend.token_bytes import byte_alphabet
@@ -76,7 +76,7 @@ def build_state(client: EngineClient, config: FrontendConfig) -> ServerState:
         hash_secret=SECRET,
         parser=RequestParser(config.strict_params),
         grammars=GrammarChecker(client, tokenizer, tokenizer.eos_token_ids),
-        prompt_threads=anyio.CapacityLimiter(2),
+        prompt_work=PromptWork(2),
     )
 
 

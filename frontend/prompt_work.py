@@ -1,0 +1,44 @@
+"""Where a prompt is rendered, tokenised and hashed: short ones at once, long ones in threads.
+
+Owns the bound between the two and the threads. A thread's hand-over there and back costs more than
+the work on a short prompt, and in a burst every request pays it. Called by the routes, on the
+event loop.
+"""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
+from anyio import to_thread
+
+RESULT = TypeVar("RESULT")
+
+MAX_AT_ONCE_BYTES = 2048
+"""Of a body; tokenising so much takes some 0.5 ms at most, and streams wait for it."""
+SLOW_S = 0.005
+"""A short prompt that took so long sends the next one to a thread: a template may loop."""
+
+
+class PromptWork:
+    """One for all requests of a frontend."""
+
+    def __init__(self, num_threads: int) -> None:
+        self.threads = anyio.CapacityLimiter(num_threads)
+        """Bounds the threads, so that streams keep their share of the CPU."""
+        self._was_slow = False
+
+    async def run(self, num_bytes: int, work: Callable[[], RESULT]) -> RESULT:
+        """The result of `work` for a body of `num_bytes`; raises what it raises."""
+        if num_bytes > MAX_AT_ONCE_BYTES:
+            return await to_thread.run_sync(work, limiter=self.threads)
+        if self._was_slow:
+            return await to_thread.run_sync(self._timed, work, limiter=self.threads)
+        return self._timed(work)
+
+    def _timed(self, work: Callable[[], RESULT]) -> RESULT:
+        began = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self._was_slow = time.perf_counter() - began > SLOW_S
