@@ -13,7 +13,7 @@ async def plan_messages(state: ServerState, body: bytes) -> AnswerPlan:
     """Raises ApiError."""
     asked = state.parser.parse(body, MessagesRequest)
     request = convert(chat_fields(asked), ChatCompletionRequest)
-    plan = await plan_conversation(state, request, AnthropicFormat)
+    plan = await plan_conversation(state, request, AnthropicFormat, num_bytes=len(body))
     assert isinstance(plan.format, AnthropicFormat), "the route's own format"
     plan.format.num_prompt_tokens = plan.num_prompt_tokens
     plan.include_usage = True  # the last event of a stream tells it in any case

@@ -36,13 +36,20 @@ MAX_KWARG_CHARS = 256
 async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
     """Raises ApiError."""
     request = state.parser.parse(body, ChatCompletionRequest)
-    return await plan_conversation(state, request, ChatFormat)
+    return await plan_conversation(state, request, ChatFormat, num_bytes=len(body))
 
 
 async def plan_conversation(
-    state: ServerState, request: ChatCompletionRequest, format_type: type[AnswerFormat]
+    state: ServerState,
+    request: ChatCompletionRequest,
+    format_type: type[AnswerFormat],
+    *,
+    num_bytes: int,
 ) -> AnswerPlan:
-    """For every route that is a chat in its own words; raises ApiError."""
+    """For every route that is a chat in its own words; raises ApiError.
+
+    `num_bytes`: of the body.
+    """
     for name in sorted(unknown_fields(request.messages)):
         state.parser.note_unknown(name)
     check_model(state, request.model)
@@ -78,7 +85,7 @@ async def plan_conversation(
         echo = messages[-1]["content"] if request.echo else None
         return packer.encode("messages", text, rules), echo
 
-    prompt, echo = await state.prompt_work.run(len(body), make_prompt)
+    prompt, echo = await state.prompt_work.run(num_bytes, make_prompt)
     return build_plan(
         state,
         generation,
