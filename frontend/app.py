@@ -23,6 +23,7 @@ from cearx.frontend.generation_route import GenerationRoute
 from cearx.frontend.metrics_route import metrics_endpoint
 from cearx.frontend.openai_types import ModelCard, ModelList
 from cearx.frontend.openapi import describe_api
+from cearx.frontend.responses_route import plan_responses
 from cearx.frontend.server_state import ServerState
 from cearx.frontend.token_routes import (
     AbortRequest,
@@ -73,6 +74,7 @@ def _routes(state: ServerState) -> Starlette:
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/messages", messages, methods=["POST"]),
+            Route("/v1/responses", GenerationRoute(state, plan_responses), methods=["POST"]),
         ],
         exception_handlers={
             HTTPException: _routing_error,

@@ -18,6 +18,7 @@ from cearx.frontend.openai_types import (
     ModelCard,
     ModelList,
 )
+from cearx.frontend.responses_types import Response, ResponsesRequest
 from cearx.frontend.token_routes import (
     AbortAnswer,
     AbortRequest,
@@ -33,12 +34,13 @@ POSTS: dict[str, tuple[Struct, Struct | None]] = {
     "/v1/chat/completions": (ChatCompletionRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
     "/v1/messages": (MessagesRequest, None),
+    "/v1/responses": (ResponsesRequest, Response),
     "/tokenize": (TokenizeRequest, TokenizeAnswer),
     "/detokenize": (DetokenizeRequest, DetokenizeAnswer),
     "/abort_requests": (AbortRequest, AbortAnswer),
 }
 """Path: body, and answer where it is a struct."""
-STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages")
+STREAMS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 GETS: dict[str, Struct | None] = {
     "/v1/models": ModelList,
     "/v1/models/{name}": ModelCard,
