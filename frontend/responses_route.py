@@ -26,7 +26,7 @@ async def plan_responses(state: ServerState, body: bytes) -> AnswerPlan:
     asked = state.parser.parse(body, ResponsesRequest)
     request = convert(chat_fields(asked), ChatCompletionRequest)
     try:
-        plan = await plan_conversation(state, request, ResponsesFormat)
+        plan = await plan_conversation(state, request, ResponsesFormat, num_bytes=len(body))
     except ApiError as error:
         _rename(error)
         raise
