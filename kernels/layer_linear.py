@@ -89,7 +89,8 @@ def norm_gate_up(
         )
         return
     rms_norm(x_TE, norm_weight_E, eps, scratch_TE)
-    if choice is not None:
+    # The table may know this shape from a product without SiLU, whose split has no place for it.
+    if choice is not None and choice.split_k == 1:
         skinny_linear(scratch_TE, weight_2FE, out_TF, choice, epilogue="silu")
         return
     torch.mm(scratch_TE, weight_2FE.t(), out=scratch_T2F)
