@@ -65,7 +65,8 @@ def load_expanded(files: ModelFiles, *, int8: bool) -> LoadedModel:
 def mean_loss(loaded: LoadedModel, windows_WT: Tensor) -> float:
     """Nats a token; every token but the first of a window is predicted from those before it."""
     length = windows_WT.shape[1]
-    steps = PagedSteps(loaded.model, KVCache(loaded.config, length // BLOCK_SIZE + 1, BLOCK_SIZE))
+    kv_cache = KVCache(loaded.config, length // BLOCK_SIZE + 1, BLOCK_SIZE, loaded.dtype)
+    steps = PagedSteps(loaded.model, kv_cache)
     losses = []
     for window_T in windows_WT:
         sequence = PagedSequence(window_T.tolist())

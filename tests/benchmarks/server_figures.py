@@ -5,8 +5,10 @@ processes, scheduler, prompt, sampling, detokenising. No prompt is answered from
 
     python tests/benchmarks/server_figures.py --rounds 5
 
-As a machine with AVX2 runs it (compiled code is kept apart by processor and features):
+With the instructions of a machine with AVX2 (compiled code is kept apart by processor and
+features; the name alone would leave this machine's features on):
 
+    ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
     NUMBA_CPU_NAME=haswell NUMBA_CPU_FEATURES=+avx2,+avx,+fma,+f16c,+bmi,+bmi2,+lzcnt,+popcnt,\
 +sse4.2,+sse4.1,+ssse3,+sse3,+sse2,+sse,+cx16,+64bit python tests/benchmarks/server_figures.py
 """
