@@ -344,8 +344,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Key that clients must send, may be given several times; CEARX_API_KEY adds one."""
     api_key_file: Path | None = None
     """File with one key a line; '#' begins a comment."""
-    frontends: int = 1
-    """HTTP processes that share the port."""
+    frontends: int | None = None
+    """HTTP processes that share the port; default: one for every 4 cores, at least 1, at most 4."""
     startup_timeout: int = 600
     """Seconds until every process must be ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -356,7 +356,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port must be in 0..65535, got {self.port}")
-        if not 1 <= self.frontends <= 64:
+        if self.frontends is not None and not 1 <= self.frontends <= 64:
             raise ValueError(f"--frontends must be in 1..64, got {self.frontends}")
         if not 1 <= self.startup_timeout <= MAX_STARTUP_TIMEOUT:
             raise ValueError(

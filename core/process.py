@@ -4,6 +4,7 @@ Started by the supervisor as `python -m cearx.core`. One thread, one loop: wait 
 them in, plan as many steps ahead as there may be, send.
 """
 
+import gc
 import os
 import signal
 import time
@@ -281,7 +282,10 @@ def main() -> int:
     try:
         metrics = MetricsFold(config.max_model_len)
         metered = MeteredLog(event_log, metrics, _now_us)
-        process.run(Engine(config, spec.hash_secret, metered), ready, metrics)
+        engine = Engine(config, spec.hash_secret, metered)
+        gc.collect()
+        gc.freeze()  # what start-up made lives for ever: no collection, no step's pause, visits it
+        process.run(engine, ready, metrics)
     except BaseException:
         if trace is not None:
             trace.close(is_orderly=False)  # what led here is in the log

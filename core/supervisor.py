@@ -41,6 +41,7 @@ from cearx.core.listener import (
     public_host,
     url,
 )
+from cearx.core.machine import available_cores
 from cearx.core.messages import ChildToSupervisor, ProcessFailed, ProcessReady, Progress
 from cearx.core.model_source import ModelNotFound, resolve
 from cearx.core.router_links import RouterLinks
@@ -51,6 +52,8 @@ from cearx.core.trace_start import pin_after_crash
 
 EXIT_FAULT = 1
 EXIT_CANNOT_START = 2
+CORES_PER_FRONTEND = 4
+MAX_DEFAULT_FRONTENDS = 4
 END_FRONTENDS_WITHIN_S = 5.0
 """From the end of the time that running requests get."""
 
@@ -279,6 +282,7 @@ def _launches(
 ) -> dict[str, tuple[str, Launch]]:
     """Each child's name, module and launch spec."""
     secret = secrets.token_bytes(SECRET_SIZE)
+    frontends = num_frontends(flags.server, available_cores())
     log_level, log_format = flags.server.log_level, flags.server.log_format
     core = CoreLaunch(
         boot_id=boot_id,
@@ -286,7 +290,7 @@ def _launches(
         log_level=log_level,
         log_format=log_format,
         config=flags.core,
-        frontends=flags.server.frontends,
+        frontends=frontends,
         hash_secret=secret,
     )
     worker = WorkerLaunch(
@@ -303,7 +307,7 @@ def _launches(
         "core": ("cearx.core", core),
         "worker": ("cearx.worker", worker),
     }
-    for index in range(flags.server.frontends):
+    for index in range(frontends):
         frontend = FrontendLaunch(
             boot_id=boot_id,
             runtime_dir=runtime_dir,
@@ -318,6 +322,17 @@ def _launches(
         )
         launches[f"frontend-{index}"] = ("cearx.frontend", frontend)
     return launches
+
+
+def num_frontends(config: ServerConfig, num_cores: int) -> int:
+    """HTTP processes: as many as the person says, else what a burst needs and the machine has.
+
+    A burst of requests waits for one process to read all of them; more than one costs the memory
+    of another tokenizer, and on a small machine the model needs the cores.
+    """
+    if config.frontends is not None:
+        return config.frontends
+    return min(max(num_cores // CORES_PER_FRONTEND, 1), MAX_DEFAULT_FRONTENDS)
 
 
 def _end_signals() -> list[signal.Signals]:

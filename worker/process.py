@@ -18,12 +18,12 @@ import zmq
 from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
 from cearx.core.config import WorkerLaunch
 from cearx.core.link import LINGER_MS, Channel, DealerLink, configure
+from cearx.core.machine import available_cores, free_memory
 from cearx.core.messages import CoreToWorker, ExecuteStep, StepResult, WorkerReady, WorkerToCore
 from cearx.worker.batch_inputs import BatchInputsBuilder
 from cearx.worker.device import StepSizes, choose_device, choose_sizes
 from cearx.worker.grammar_table import GrammarTable
 from cearx.worker.kv_cache import KVCache
-from cearx.worker.machine import available_cores, free_memory
 from cearx.worker.memory_plan import (
     MemoryPlan,
     memory_table,

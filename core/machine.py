@@ -1,7 +1,7 @@
 """What this process may use of the machine: cores and memory, with the limits of its container.
 
-Owns the reading of /proc and /sys; never sets anything. Called once at start by the process. What a
-system does not tell (no Linux, no control group) is simply no further limit.
+Owns the reading of /proc and /sys; never sets anything. Called once at start by the supervisor and
+the worker. What a system does not tell (no Linux, no control group) is simply no further limit.
 """
 
 import contextlib

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from cearx.worker import machine
+from cearx.core import machine
 
 
 @pytest.fixture
