@@ -32,6 +32,7 @@ from cearx.core.messages import ExecuteStep, NewRequest, SamplingParams, Submit,
 from cearx.worker.attention import AttentionMetadata
 from cearx.worker.cuda.decoder import DeviceDecoder
 from cearx.worker.cuda.graph_runner import DecodeGraphs, decode_graph_sizes
+from cearx.worker.cuda.padded_steps import padded_step_sizes
 from cearx.worker.cuda.runner import CudaRunner
 from cearx.worker.cuda.start import StartedCuda, build_model, build_runner, start_cuda
 from cearx.worker.cuda.warm_up import warm_up
@@ -175,7 +176,9 @@ def small_runner(decoder: DeviceDecoder, config: SchedulerConfig, *, graphs: boo
             decode_graph_sizes((1, 2, 4, 8), sizes.max_num_seqs), torch.cuda.current_stream()
         )
         captured.capture(model.decode, lambda *_: None)
-        runner.graphs = captured
+        padded = runner.padded_steps(padded_step_sizes(sizes.max_num_batched_tokens))
+        padded.capture(torch.cuda.current_stream(), lambda *_: None)
+        runner.graphs, runner.padded = captured, padded
     return runner
 
 

@@ -19,8 +19,11 @@ from cearx.core.config import SchedulerConfig
 from cearx.core.events import Admission, BlocksGranted, PrefillChunk, StepPlan
 from cearx.core.identifiers import BlockId, RequestId, StepId
 from cearx.core.messages import ExecuteStep, NewRequest, SamplingParams, pack_tokens
+from cearx.worker.cuda.decode_group import DecodeGroup, decode_group
 from cearx.worker.cuda.decoder import DeviceDecoder
+from cearx.worker.cuda.padded_steps import MAX_CONTEXT, PaddedSteps, padded_step_sizes
 from cearx.worker.cuda.runner import NOT_FINITE, CudaRunner
+from cearx.worker.cuda.step_builder import ChunkWork
 from cearx.worker.model_config import UnsupportedModel
 
 VOCAB_SIZE = 301
@@ -89,6 +92,16 @@ def with_graphs(*sizes: int) -> Capture:
 
     def attach(runner: CudaRunner) -> None:
         runner.graphs = EagerGraphs(runner._model, sizes)  # type: ignore[assignment]
+
+    return attach
+
+
+def with_padded(*sizes: int) -> Capture:
+    """Steps with chunks run as graphs of these sizes do, padded; decodes too."""
+
+    def attach(runner: CudaRunner) -> None:
+        with_graphs(3, 8)(runner)
+        runner.padded = runner.padded_steps(sizes)
 
     return attach
 
@@ -177,6 +190,70 @@ def test_tokens_equal_the_cpu_worker(
         replayed = runner.graphs.replayed  # type: ignore[union-attr]
         assert {size for size, _ in replayed} <= set(graphs)
         assert replayed
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "depth", "seats", "params"),
+    [(64, 2, 3, ON_DEVICE), (5, 3, 4, ON_DEVICE), (64, 1, 5, [*ON_HOST, *ON_DEVICE])],
+    ids=["mixed", "preempting", "host"],
+)
+def test_padded_steps_with_chunks(
+    reference: PreTrainedModel,
+    decoder: DeviceDecoder,
+    monkeypatch: pytest.MonkeyPatch,
+    num_blocks: int,
+    depth: int,
+    seats: int,
+    params: list[SamplingParams],
+) -> None:
+    """Chunks with a prefix, several in a step and beside decodes, give the CPU worker's tokens."""
+    cases = [prompt + [7] * 15 for prompt in prompts(9, 15)]
+    if num_blocks == 5:  # four at once, all of which come to need a second block
+        cases = [prompt + [7] * (14 - len(prompt)) for prompt in prompts(5, 14)]
+    params = [params[i % len(params)] for i in range(len(cases))]
+    sizes = {
+        "num_blocks": num_blocks,
+        "budget": 24,
+        "max_num_seqs": seats,
+        "pipeline_depth": depth,
+        "admission": "greedy",
+    }
+    judge = LocalEngine(worker_model(reference), decoder.config, **sizes)  # type: ignore[arg-type]
+    wanted = judge.generate(cases, 5, params)
+    seen: set[tuple[bool, bool, int, bool]] = set()
+    send = PaddedSteps.send
+
+    def record(padded: PaddedSteps, size: int, decodes: DecodeGroup, chunks: Any) -> None:
+        has_prefix = any(chunk.start > 0 for chunk in chunks)
+        num_tokens = len(decodes.states) + sum(chunk.num_tokens for chunk in chunks)
+        seen.add((num_tokens < size, bool(decodes.states), len(chunks), has_prefix))
+        send(padded, size, decodes, chunks)
+
+    engine, _ = on_device(decoder, with_padded(6, 13, 24), **sizes)
+    monkeypatch.setattr(PaddedSteps, "send", record)
+    assert engine.generate(cases, 5, params) == wanted
+    assert (engine.num_preemptions > 0) == (num_blocks == 5)
+    assert any(with_decodes and count > 1 for _, with_decodes, count, _ in seen)
+    assert any(has_prefix for *_, has_prefix in seen) or num_blocks == 5
+    assert any(is_padded for is_padded, *_ in seen)
+
+
+def test_steps_that_are_not_padded(decoder: DeviceDecoder) -> None:
+    """Too many tokens or rows, or a decode that reads too far."""
+    runner = small_runner(decoder)
+    runner.execute(step_of([1, 2], [3], [4, 5, 6]))
+    states = [runner._states[RequestId(i)] for i in range(3)]
+    decodes = decode_group((RequestId(0), RequestId(1)), states[:2])
+    padded = runner.padded_steps((2, 4))
+    known = np.full(5, MAX_CONTEXT)
+    nobody, one = decode_group((), ()), [ChunkWork(states[2], 0, 1, False)]
+    assert padded.size_of(nobody, one, known) == 2
+    assert padded.size_of(decodes, one, known) == 4
+    assert padded.size_of(decodes, one, known + 1) is None
+    assert padded.size_of(nobody, one, known + 1) == 2
+    assert padded.size_of(decodes, [ChunkWork(states[2], 0, 3, False)], known) is None
+    assert padded.size_of(decodes, one * 3, known) is None
+    assert padded_step_sizes(100) == (16, 32, 64)
 
 
 @pytest.mark.parametrize("graphs", [(), (2, 9)])

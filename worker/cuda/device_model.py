@@ -30,6 +30,8 @@ class DeviceModel:
         self.batch = batch
         self.block_size = block_size
         self.kv_layers_B2KPD: list[Tensor] = []
+        self.spare_slot = 0
+        """Where padded tokens are written: in the spare block."""
         self._workspace = workspace
         max_num_rows = batch.spare_seat
         device = decoder.device
@@ -53,6 +55,7 @@ class DeviceModel:
             pool = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
             self.kv_layers_B2KPD.append(pool)
         self.batch.set_spare_block(num_blocks)
+        self.spare_slot = num_blocks * self.block_size
 
     def decode(self, size: int, mode: Mode) -> None:
         """A whole decode step of the batch's first `size` rows, padded ones included.

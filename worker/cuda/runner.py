@@ -23,6 +23,7 @@ from cearx.core.messages import ExecuteStep, RowOutput, StepResult
 from cearx.worker.cuda.decode_group import DecodeGroup, decode_group, is_filtered, may_need_logits
 from cearx.worker.cuda.device_model import DeviceModel
 from cearx.worker.cuda.graph_runner import DecodeGraphs, Mode, padded_size
+from cearx.worker.cuda.padded_steps import PaddedSteps
 from cearx.worker.cuda.staging import InputStaging, TokenRing, TokenTicket
 from cearx.worker.cuda.step_builder import ChunkWork, build_step
 from cearx.worker.grammar_table import GrammarTable
@@ -71,11 +72,17 @@ class CudaRunner:
         self._sampler = sampler
         self.graphs: DecodeGraphs | None = None
         """None: every kernel is launched by itself."""
+        self.padded: PaddedSteps | None = None
+        """None: no step with chunks is padded."""
         self._in_flight: deque[_StepInFlight] = deque()
         self._decodes = decode_group((), ())
         # What each seat will know when all that was launched is done.
         self._num_tokens_S = np.zeros(len(states.seats.num_tokens_S), np.int64)
         self._last_done_ns = 0
+
+    def padded_steps(self, sizes: tuple[int, ...]) -> PaddedSteps:
+        """Small steps with chunks of these sizes, for `padded`."""
+        return PaddedSteps(sizes, self._model, self._staging, self._states.seats)
 
     @property
     def num_in_flight(self) -> int:
@@ -201,7 +208,15 @@ class CudaRunner:
         host_rows = self._host_rows(states) if _may_need_logits(decodes, chunks) else []
         filters = decodes.is_filtered or is_filtered([chunk.state for chunk in chunks])
         mode: Mode = "filtered" if filters else "plain"
-        if chunks or self.graphs is None:
+        padded = self.padded if chunks else None
+        size = padded.size_of(decodes, chunks, self._num_tokens_S) if padded is not None else None
+        if padded is not None and size is not None:
+            padded.send(size, decodes, chunks)
+            padded.replay(size, "logits" if host_rows else mode)
+            if not host_rows:
+                return _Part(states, self._ring.fetch(self._model.tokens_R[: len(states)]))
+            logits_RV = self._model.logits(len(states))
+        elif chunks or self.graphs is None:
             built = build_step(decodes, chunks, self._batch, self._states.seats, self._staging)
             if not states:
                 self._model.forward(built.tensors)

@@ -21,6 +21,7 @@ from cearx.worker.cuda.device_batch import DeviceBatch
 from cearx.worker.cuda.device_model import DeviceModel
 from cearx.worker.cuda.graph_runner import MODES, DecodeGraphs, decode_graph_sizes
 from cearx.worker.cuda.memory import GRAPH_MARGIN, Measured, cuda_memory_table, plan_cuda_memory
+from cearx.worker.cuda.padded_steps import padded_step_sizes
 from cearx.worker.cuda.runner import CudaRunner
 from cearx.worker.cuda.staging import InputStaging, TokenRing
 from cearx.worker.cuda.warm_up import warm_up
@@ -128,9 +129,11 @@ def _start(
         free = torch.cuda.mem_get_info(device)[0]
         graphs = DecodeGraphs(sizes_with_graph, torch.cuda.current_stream(device))
         graphs.capture(model.decode, on_progress)
+        padded = runner.padded_steps(padded_step_sizes(sizes.max_num_batched_tokens))
+        padded.capture(torch.cuda.current_stream(device), on_progress)
         stages.leave("capturing graphs")
         graph_bytes = free - torch.cuda.mem_get_info(device)[0]
-        runner.graphs = graphs
+        runner.graphs, runner.padded = graphs, padded
         warm_up(runner, sizes, plan.num_blocks, plan.max_model_len)
     watch = CompileWatch()
     watch.arm()
@@ -230,7 +233,9 @@ def _measure(
     torch.cuda.empty_cache()
     graph_bytes = 0
     if not config.enforce_eager:
-        graph_bytes = _measure_graphs(model, sizes_with_graph)
+        graph_bytes = _measure_graphs(
+            model, sizes_with_graph, len(padded_step_sizes(sizes.max_num_batched_tokens))
+        )
     free, total = torch.cuda.mem_get_info(device)
     return Measured(
         total_bytes=total,
@@ -242,8 +247,11 @@ def _measure(
     )
 
 
-def _measure_graphs(model: DeviceModel, sizes: tuple[int, ...]) -> int:
-    """Bytes of all graphs, from the first, which brings the pool, and the next of its size."""
+def _measure_graphs(model: DeviceModel, sizes: tuple[int, ...], num_padded: int) -> int:
+    """Bytes of all graphs, from the first, which brings the pool, and the next of its size.
+
+    The `num_padded` sizes of steps with chunks have a pool of their own and as many kernels.
+    """
     device = model.decoder.device
     trial = DecodeGraphs(sizes, torch.cuda.current_stream(device))
     free = [torch.cuda.mem_get_info(device)[0]]
@@ -254,7 +262,8 @@ def _measure_graphs(model: DeviceModel, sizes: tuple[int, ...]) -> int:
     del trial
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    return int(GRAPH_MARGIN * (first + later * (len(sizes) * len(MODES) - 1)))
+    num_graphs, num_pools = (len(sizes) + num_padded) * len(MODES), 2 if num_padded else 1
+    return int(GRAPH_MARGIN * (first * num_pools + later * (num_graphs - num_pools)))
 
 
 def largest_prefill(model: DeviceModel, sizes: StepSizes, max_model_len: int) -> StepTensors:

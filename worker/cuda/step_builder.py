@@ -67,13 +67,7 @@ def build_step(
     input_ids_T = np.zeros(num_tokens, np.int64)
     positions_T = np.zeros(num_tokens, np.int64)
     slots_T = np.zeros(num_tokens, np.int64)
-    first = num_decodes
-    for chunk in chunks:
-        tokens = slice(first, first + chunk.num_tokens)
-        input_ids_T[tokens] = chunk.state.tokens(chunk.start, chunk.end)
-        positions_T[tokens] = np.arange(chunk.start, chunk.end)
-        slots_T[tokens] = _slots(seats, chunk)
-        first = tokens.stop
+    pack_chunks(chunks, seats, num_decodes, input_ids_T, positions_T, slots_T)
     cu_seqlens_q = np.zeros(len(chunks) + 1, np.int32)
     np.cumsum(lengths_C, out=cu_seqlens_q[1:])
     samples_C = np.array([chunk.samples for chunk in chunks], bool)
@@ -104,6 +98,23 @@ def build_step(
         prepare_decodes(tensors, batch, seats.block_size)
     sampled = (*decodes.states, *(chunk.state for chunk in chunks if chunk.samples))
     return BuiltStep(tensors, sampled_seats_device_R, sampled)
+
+
+def pack_chunks(
+    chunks: Sequence[ChunkWork],
+    seats: SeatTable,
+    first: int,
+    input_ids_T: NDArray[np.int64],
+    positions_T: NDArray[np.int64],
+    slots_T: NDArray[np.int64],
+) -> None:
+    """Writes the chunks' tokens one behind the other, from token `first` of the step on."""
+    for chunk in chunks:
+        tokens = slice(first, first + chunk.num_tokens)
+        input_ids_T[tokens] = chunk.state.tokens(chunk.start, chunk.end)
+        positions_T[tokens] = np.arange(chunk.start, chunk.end)
+        slots_T[tokens] = _slots(seats, chunk)
+        first = tokens.stop
 
 
 def prepare_decodes(tensors: StepTensors, batch: DeviceBatch, block_size: int) -> None:
