@@ -12,9 +12,10 @@ import time
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cearx.frontend.anthropic_errors import error_body
 from cearx.frontend.caller import Caller, set_caller
 from cearx.frontend.errors import ApiError
-from cearx.frontend.http_io import send_body
+from cearx.frontend.http_io import refuse_body
 
 QUIET = (b"/health", b"/live")
 MAX_PATH = 200
@@ -54,7 +55,7 @@ class AccessLog:
 
         try:
             if len(scope["headers"]) > MAX_HEADERS:
-                await _refuse_headers(send_and_look, len(scope["headers"]))
+                await _refuse_headers(scope, receive, send_and_look)
             else:
                 await self._app(scope, receive, send_and_look)
         finally:
@@ -78,7 +79,8 @@ def _request_id(scope: Scope) -> str:
     return secrets.token_hex(16)
 
 
-async def _refuse_headers(send: Send, count: int) -> None:
+async def _refuse_headers(scope: Scope, receive: Receive, send: Send) -> None:
+    count = len(scope["headers"])
     message = f"A request may have at most {MAX_HEADERS} headers, got {count}"
     error = ApiError(431, message, code="too_many_headers")
-    await send_body(send, error.status, error.body())
+    await refuse_body(receive, send, error.status, error_body(scope["path"], error))

@@ -9,24 +9,23 @@ from typing import Any
 import msgspec
 
 from cearx.frontend.answer_format import AnswerFormat
+from cearx.frontend.anthropic_errors import anthropic_error
 from cearx.frontend.choice import ChoiceDelta
 from cearx.frontend.errors import ApiError
 from cearx.frontend.openai_types import Usage
-from cearx.frontend.parsed_text import ParsedText
+from cearx.frontend.parsed_text import ParsedText, ToolDelta
 
 _encode = msgspec.json.Encoder().encode
-ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    503: "overloaded_error",
-}
 
-
-def anthropic_error(error: ApiError) -> bytes:
-    kind = ERROR_TYPES.get(error.status, "api_error")
-    return _encode({"type": "error", "error": {"type": kind, "message": error.error.message}})
+UNTOLD_USAGE = (
+    "cache_creation",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "inference_geo",
+    "server_tool_use",
+    "service_tier",
+)
+"""Of Anthropic's own service; null here, as clients with a schema want them to be there."""
 
 
 def _event(name: str, **fields: Any) -> bytes:
@@ -54,10 +53,10 @@ class AnthropicFormat(AnswerFormat):
             events += self._piece("thinking", block, piece)
         if parsed.content:
             piece = {"type": "text_delta", "text": parsed.content}
-            events += self._piece("text", {"type": "text", "text": ""}, piece)
+            events += self._piece("text", {"type": "text", "text": "", "citations": None}, piece)
         self._has_calls = self._has_calls or bool(parsed.tools)
         for tool in parsed.tools:
-            block = {"type": "tool_use", "id": tool.id, "name": tool.name, "input": {}}
+            block = _tool_use(tool, {})
             piece = {"type": "input_json_delta", "partial_json": tool.arguments}
             events += self._piece(tool.index, block, piece)
         if delta.finish_reason is not None:
@@ -83,7 +82,7 @@ class AnthropicFormat(AnswerFormat):
     def usage_chunk(self, usage: Usage) -> bytes:
         assert self._end is not None, "the choice has not ended"
         delta = _reasons(self._end, self._has_calls)
-        told = {"output_tokens": usage.completion_tokens}
+        told = _counts(usage)
         return _event("message_delta", delta=delta, usage=told) + _event("message_stop")
 
     def error_event(self, error: ApiError) -> bytes:
@@ -99,12 +98,11 @@ class AnthropicFormat(AnswerFormat):
         if parsed.reasoning:
             content.append({"type": "thinking", "thinking": parsed.reasoning, "signature": ""})
         if parsed.content:
-            content.append({"type": "text", "text": parsed.content})
+            content.append({"type": "text", "text": parsed.content, "citations": None})
         for tool in parsed.tools:
-            found = {"type": "tool_use", "id": tool.id, "name": tool.name}
-            content.append({**found, "input": _arguments(tool.arguments)})
+            content.append(_tool_use(tool, _arguments(tool.arguments)))
         message = self._start() | {"content": content} | _reasons(choice, bool(parsed.tools))
-        message["usage"]["output_tokens"] = usage.completion_tokens
+        message["usage"] |= _counts(usage)
         return _encode(message)
 
     def _start(self) -> dict[str, Any]:
@@ -116,7 +114,14 @@ class AnthropicFormat(AnswerFormat):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": self.num_prompt_tokens, "output_tokens": 0},
+            "stop_details": None,
+            "container": None,
+            "usage": {
+                "input_tokens": self.num_prompt_tokens,
+                "output_tokens": 0,
+                "output_tokens_details": None,
+                **dict.fromkeys(UNTOLD_USAGE),
+            },
         }
 
 
@@ -128,6 +133,19 @@ def _reasons(choice: ChoiceDelta, has_calls: bool) -> dict[str, Any]:
     elif has_calls:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _counts(usage: Usage) -> dict[str, Any]:
+    counts: dict[str, Any] = {"output_tokens": usage.completion_tokens}
+    if usage.completion_tokens_details is not None:
+        num_thinking = usage.completion_tokens_details.reasoning_tokens
+        counts["output_tokens_details"] = {"thinking_tokens": num_thinking}
+    return counts
+
+
+def _tool_use(tool: ToolDelta, arguments: Any) -> dict[str, Any]:
+    named = {"type": "tool_use", "id": tool.id, "name": tool.name, "input": arguments}
+    return {**named, "caller": {"type": "direct"}}
 
 
 def _arguments(text: str) -> Any:

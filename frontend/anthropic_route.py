@@ -1,7 +1,15 @@
-"""POST /v1/messages: Anthropic's API for the same conversations as the chat route's."""
+"""POST /v1/messages and its count_tokens: Anthropic's API for what is a chat here."""
+
+import msgspec
 
 from cearx.frontend.anthropic_format import AnthropicFormat
-from cearx.frontend.anthropic_types import MessagesRequest, chat_fields
+from cearx.frontend.anthropic_types import (
+    CountTokensAnswer,
+    CountTokensRequest,
+    MessagesRequest,
+    chat_fields,
+    prompt_fields,
+)
 from cearx.frontend.chat_route import plan_conversation
 from cearx.frontend.openai_types import ChatCompletionRequest
 from cearx.frontend.request_fields import convert
@@ -16,5 +24,14 @@ async def plan_messages(state: ServerState, body: bytes) -> AnswerPlan:
     plan = await plan_conversation(state, request, AnthropicFormat, num_bytes=len(body))
     assert isinstance(plan.format, AnthropicFormat), "the route's own format"
     plan.format.num_prompt_tokens = plan.num_prompt_tokens
-    plan.include_usage = True  # the last event of a stream tells it in any case
+    # What an answer always tells, in the last event of a stream or in the body.
+    plan.include_usage = plan.shows_reasoning_tokens = True
     return plan
+
+
+async def count_tokens(state: ServerState, asked: CountTokensRequest) -> CountTokensAnswer:
+    """As a message would be counted, which also means that it must fit the context."""
+    request = convert(prompt_fields(asked), ChatCompletionRequest)
+    size = len(msgspec.json.encode(asked))
+    plan = await plan_conversation(state, request, AnthropicFormat, num_bytes=size)
+    return CountTokensAnswer(input_tokens=plan.num_prompt_tokens)

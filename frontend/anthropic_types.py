@@ -1,4 +1,4 @@
-"""The body of POST /v1/messages, and what it means as a chat request.
+"""The bodies of POST /v1/messages and its count_tokens, and what they mean as a chat request.
 
 Anthropic's blocks become messages of the chat API, so that templates, tools and limits are the
 same. What is known and not built is refused by name. Called by `anthropic_route.py`.
@@ -15,24 +15,45 @@ from cearx.frontend.openai_types import MAX_MESSAGES, MAX_TOOLS, PositiveInt, Un
 Block = dict[str, Any]
 
 
-class MessagesRequest(msgspec.Struct, kw_only=True):
+class CountTokensRequest(msgspec.Struct, kw_only=True):
+    """What the prompt is made of."""
+
     model: str
-    max_tokens: PositiveInt
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[Block] | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: dict[str, Any] | None = None
+
+
+class CountTokensAnswer(msgspec.Struct, kw_only=True):
+    input_tokens: int
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    max_tokens: PositiveInt
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: UnitInterval | None = None
     top_p: UnitInterval | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     """Accepted; it changes nothing in an answer."""
 
 
 def chat_fields(request: MessagesRequest) -> dict[str, Any]:
     """The fields of a `ChatCompletionRequest` that say the same; raises ApiError (400)."""
+    return prompt_fields(request) | {
+        "max_tokens": request.max_tokens,
+        "stop": request.stop_sequences or None,
+        "stream": request.stream,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+    }
+
+
+def prompt_fields(request: CountTokensRequest) -> dict[str, Any]:
+    """Those that the prompt is made of; raises ApiError (400)."""
     messages: list[dict[str, Any]] = []
     if request.system:
         messages.append({"role": "system", "content": _text("system", request.system)})
@@ -42,12 +63,6 @@ def chat_fields(request: MessagesRequest) -> dict[str, Any]:
     return {
         "model": request.model,
         "messages": messages,
-        "max_tokens": request.max_tokens,
-        "stop": request.stop_sequences or None,
-        "stream": request.stream,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "top_k": request.top_k,
         "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(request.tools or [])],
         "tool_choice": _tool_choice(choice) if request.tool_choice else None,
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),

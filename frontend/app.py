@@ -10,16 +10,18 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cearx.frontend.access_log import AccessLog
-from cearx.frontend.anthropic_format import anthropic_error
-from cearx.frontend.anthropic_route import plan_messages
+from cearx.frontend.anthropic_errors import anthropic_error, error_body
+from cearx.frontend.anthropic_route import count_tokens, plan_messages
+from cearx.frontend.anthropic_types import CountTokensRequest
 from cearx.frontend.authentication import Authentication
 from cearx.frontend.chat_route import plan_chat
 from cearx.frontend.completions_route import plan_completion
 from cearx.frontend.errors import ApiError, model_not_found, server_error, shown
 from cearx.frontend.generation_route import GenerationRoute
+from cearx.frontend.http_io import refuse_body
 from cearx.frontend.metrics_route import metrics_endpoint
 from cearx.frontend.openai_types import ModelCard, ModelList
 from cearx.frontend.openapi import describe_api
@@ -36,6 +38,9 @@ from cearx.frontend.token_routes import (
 )
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+
+UNBUILT_PATHS = ("/v1/embeddings", "/v1/score", "/v1/rerank", "/score", "/rerank")
+"""What clients of such servers ask for; a 400, for clients repeat what ends in a 5xx."""
 
 
 def build_app(state: ServerState) -> ASGIApp:
@@ -92,6 +97,7 @@ def _small_routes(state: ServerState) -> list[Route]:
         for path, endpoint in (
             ("/tokenize", json_endpoint(state, TokenizeRequest, tokenize)),
             ("/detokenize", json_endpoint(state, DetokenizeRequest, detokenize)),
+            ("/v1/messages/count_tokens", json_endpoint(state, CountTokensRequest, count_tokens)),
             ("/abort_requests", json_endpoint(state, AbortRequest, abort_requests)),
         )
     ]
@@ -101,8 +107,19 @@ def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-def _error_response(error: ApiError, headers: dict[str, str] | None = None) -> Response:
-    return Response(error.body(), error.status, headers, media_type="application/json")
+class Refusal(Response):
+    """An error that may come before the body of the request was read."""
+
+    def __init__(
+        self, request: Request, error: ApiError, headers: dict[str, str] | None = None
+    ) -> None:
+        body = error_body(request.url.path, error)
+        super().__init__(body, error.status, headers, media_type="application/json")
+        self._more_headers = [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = bytes(self.body)
+        await refuse_body(receive, send, self.status_code, body, self._more_headers)
 
 
 def _health(state: ServerState) -> Endpoint:
@@ -189,7 +206,7 @@ def _model(state: ServerState) -> Endpoint:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     retry = error.retry_after_s
-    return _error_response(error, None if retry is None else {"Retry-After": str(retry)})
+    return Refusal(request, error, None if retry is None else {"Retry-After": str(retry)})
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
@@ -199,12 +216,16 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         methods = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         answer = ApiError(405, f"{asked} is not allowed: use {methods}", code="method_not_allowed")
-        return _error_response(answer, {"Allow": methods})
+        return Refusal(request, answer, {"Allow": methods})
+    if request.url.path in UNBUILT_PATHS:
+        message = f"{shown(request.url.path)} is not available yet: this server generates text only"
+        return Refusal(request, ApiError(400, message, code="unsupported_endpoint"))
     if error.status_code == 404:
-        return _error_response(ApiError(404, f"There is no {asked}", code="not_found"))
-    return _error_response(ApiError(error.status_code, error.detail), dict(error.headers or {}))
+        return Refusal(request, ApiError(404, f"There is no {asked}", code="not_found"))
+    told = ApiError(error.status_code, error.detail)
+    return Refusal(request, told, dict(error.headers or {}))
 
 
 async def _unexpected_error(request: Request, error: Exception) -> Response:
     """The client learns nothing of it; the server's log has the traceback."""
-    return _error_response(server_error("Internal server error"))
+    return Refusal(request, server_error("Internal server error"))

@@ -9,9 +9,10 @@ import hmac
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from cearx.frontend.anthropic_errors import error_body
 from cearx.frontend.caller import caller_of
 from cearx.frontend.errors import ApiError
-from cearx.frontend.http_io import send_body
+from cearx.frontend.http_io import refuse_body
 
 OPEN_PATHS = ("/health", "/live")
 BEARER = b"bearer "
@@ -29,7 +30,7 @@ class Authentication:
             key = _key(scope)
             digest = None if key is None else self._find(key)
             if digest is None:
-                await _refuse(send, key)
+                await _refuse(scope, receive, send, key)
                 return
             if len(self._digests) > 1:
                 caller_of(scope).tenant = digest.hex()
@@ -54,7 +55,7 @@ def _key(scope: Scope) -> bytes | None:
     return key
 
 
-async def _refuse(send: Send, key: bytes | None) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, key: bytes | None) -> None:
     message = (
         "An API key is needed: send the header Authorization: Bearer KEY"
         if key is None
@@ -62,4 +63,5 @@ async def _refuse(send: Send, key: bytes | None) -> None:
     )
     error = ApiError(401, message, code="invalid_api_key")
     challenge = (b"www-authenticate", b"Bearer")
-    await send_body(send, error.status, error.body(), more_headers=[challenge])
+    body = error_body(scope["path"], error)
+    await refuse_body(receive, send, error.status, body, more_headers=[challenge])

@@ -75,9 +75,19 @@ async def send_error(send: Send, error: ApiError, body: bytes | None = None) -> 
     await send_body(send, error.status, body or error.body(), more_headers=headers)
 
 
-async def refuse_body(receive: Receive, send: Send, status: int, body: bytes) -> None:
-    """Answers at once, then lets the client finish sending within bounds."""
-    await send_body(send, status, body, more_body=True)
+async def refuse_body(
+    receive: Receive,
+    send: Send,
+    status: int,
+    body: bytes,
+    more_headers: Iterable[tuple[bytes, bytes]] = (),
+) -> None:
+    """Answers at once, then lets the client finish sending within bounds.
+
+    For every answer that is given before the body was read: a connection on which a part of a
+    request is still to come cannot carry the next one, and is cut.
+    """
+    await send_body(send, status, body, more_body=True, more_headers=more_headers)
     discarded = 0
     with anyio.move_on_after(DISCARD_S):
         while discarded < DISCARD_BYTES:

@@ -10,7 +10,12 @@ from typing import Any
 import msgspec
 
 from cearx.frontend.answer_format import ChatCompletion, Completion
-from cearx.frontend.anthropic_types import MessagesRequest
+from cearx.frontend.anthropic_errors import AnthropicErrorBody, error_type
+from cearx.frontend.anthropic_types import (
+    CountTokensAnswer,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from cearx.frontend.errors import ErrorBody
 from cearx.frontend.openai_types import (
     ChatCompletionRequest,
@@ -34,6 +39,7 @@ POSTS: dict[str, tuple[Struct, Struct | None]] = {
     "/v1/chat/completions": (ChatCompletionRequest, ChatCompletion),
     "/v1/completions": (CompletionRequest, Completion),
     "/v1/messages": (MessagesRequest, None),
+    "/v1/messages/count_tokens": (CountTokensRequest, CountTokensAnswer),
     "/v1/responses": (ResponsesRequest, Response),
     "/tokenize": (TokenizeRequest, TokenizeAnswer),
     "/detokenize": (DetokenizeRequest, DetokenizeAnswer),
@@ -59,10 +65,9 @@ def describe_api(*, has_keys: bool) -> dict[str, Any]:
     """The document, for OpenAPI 3.1."""
     types = [kind for pair in POSTS.values() for kind in pair if kind is not None]
     types += [kind for kind in GETS.values() if kind is not None]
-    references, schemas = msgspec.json.schema_components(
-        [*types, ErrorBody], ref_template=REFERENCE
-    )
-    of: dict[Struct, Any] = dict(zip([*types, ErrorBody], references, strict=True))
+    types += [ErrorBody, AnthropicErrorBody]
+    references, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE)
+    of: dict[Struct, Any] = dict(zip(types, references, strict=True))
     paths: dict[str, Any] = {}
     for path, (body, answer) in POSTS.items():
         good = {} if answer is None else _content(of[answer])
@@ -71,7 +76,7 @@ def describe_api(*, has_keys: bool) -> dict[str, Any]:
         paths[path] = {
             "post": {
                 "requestBody": {"required": True, "content": _content(of[body])},
-                "responses": _responses(good, of[ErrorBody]),
+                "responses": _responses(good, of[error_type(path)]),
             }
         }
     paths["/reset_prefix_cache"] = {"post": {"responses": _responses({}, of[ErrorBody])}}

@@ -87,6 +87,34 @@ def test_blocks(server: FrontendServer, client: anthropic.Anthropic) -> None:
     assert answer.stop_reason == "end_turn"
 
 
+def test_count_tokens(server: FrontendServer, client: anthropic.Anthropic) -> None:
+    """What a message with the same prompt is counted as, and nothing is generated."""
+    says(server, "Sunny.")
+    fields: Any = {"model": MODEL, "messages": ASK, "tools": TOOLS, "system": "Be brief."}
+    message = client.messages.create(**fields, max_tokens=5)
+    before = len(server.core.submits)
+    counted = client.messages.count_tokens(**fields)
+    assert counted.input_tokens == message.usage.input_tokens
+    assert len(server.core.submits) == before
+    assert client.messages.count_tokens(model=MODEL, messages=ASK).input_tokens < 50
+    with pytest.raises(anthropic.BadRequestError) as bad:
+        client.messages.count_tokens(model=MODEL, messages=[])
+    body: Any = bad.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
+
+
+def test_thoughts_are_counted(server: FrontendServer, client: anthropic.Anthropic) -> None:
+    """Whole and streamed."""
+    says(server, TEXT)
+    fields: Any = {"model": MODEL, "max_tokens": 500, "messages": ASK, "tools": TOOLS}
+    with client.messages.stream(**fields) as stream:
+        streamed = stream.get_final_message()
+    for message in (client.messages.create(**fields), streamed):
+        details = message.usage.output_tokens_details
+        assert details is not None
+        assert details.thinking_tokens == len("hm, so</think>")
+
+
 def test_why_it_ended(server: FrontendServer, client: anthropic.Anthropic) -> None:
     """A stop sequence is named, and the limit of tokens."""
     fields: Any = {"model": MODEL, "max_tokens": 50, "messages": ASK}
