@@ -33,6 +33,8 @@ from cearx.core.events import (
 from cearx.core.identifiers import BlockHash, BlockId, RequestId
 from cearx.core.messages import pack_tokens
 from cearx.core.scheduler import Scheduler
+from cearx.replay.invariants import Checker
+from cearx.replay.trace import TraceRecord
 
 SECRET = bytes(range(32))
 ROOT = root_hash(SECRET, None)
@@ -158,6 +160,7 @@ class SimulatedEngine:
         self.shadow: Scheduler | None = None
         self.log: Log = RecordList() if log is None else log
         self.checker = DecisionChecker(config)
+        self._rules = Checker(config)
         self.worker = FakeWorker(config)
         self.requests: dict[RequestId, SimulatedRequest] = {}
         """Of live requests."""
@@ -184,6 +187,7 @@ class SimulatedEngine:
             self.log.append(outcome)
         if self.shadow is not None:
             assert self.shadow.apply(event) == outcomes, f"the restored scheduler differs: {event}"
+        self._check_rules(event, *outcomes)
         self.checker.on_event(event, outcomes)
         check_internals(self.scheduler, self.checker)
         self._forget(outcomes)
@@ -249,6 +253,7 @@ class SimulatedEngine:
             return None
         self.log.append(plan)
         self.log.flush()
+        self._check_rules(plan)
         self.checker.on_plan(plan)
         check_internals(self.scheduler, self.checker)
         self.num_preemptions += len(plan.preempted)
@@ -300,6 +305,11 @@ class SimulatedEngine:
                 execute_us=execute_us,
             )
         )
+
+    def _check_rules(self, *values: Event | Decision) -> None:
+        for value in values:
+            broken = self._rules.feed(TraceRecord(0, 0, value, 0))
+            assert not broken, broken
 
     def _forget(self, outcomes: Iterable[Decision]) -> None:
         for outcome in outcomes:
