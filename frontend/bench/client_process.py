@@ -6,6 +6,7 @@ records; again until the input ends. Started by `fleet.py`.
 
 import asyncio
 import gc
+import os
 import sys
 from typing import BinaryIO
 
@@ -16,6 +17,7 @@ from cearx.frontend.bench.load_loop import LoadLoop
 from cearx.frontend.bench.wire import (
     LENGTH,
     Begin,
+    Done,
     FromClient,
     Load,
     Progress,
@@ -39,6 +41,20 @@ def write_message(stream: BinaryIO, message: FromClient) -> None:
     stream.flush()
 
 
+async def run_for_parent(loop: LoadLoop, begin: float, source: BinaryIO) -> Done:
+    """Runs the load, and ends this process at once when the parent has ended, by whatever way.
+
+    The parent says nothing amid a run, so that its pipe becomes readable by its end alone; streams
+    of a server that has fallen silent would otherwise wait for ever.
+    """
+    asyncio.get_running_loop().add_reader(source.fileno(), os._exit, 1)
+    try:
+        return await loop.run(begin)
+    finally:
+        asyncio.get_running_loop().remove_reader(source.fileno())
+        os.set_blocking(source.fileno(), True)  # the event loop has made it non-blocking
+
+
 def serve_parent(source: BinaryIO, sink: BinaryIO, gate: ConcurrencyGate) -> None:
     while (load := read_message(source)) is not None:
         assert isinstance(load, Load), f"a load must come first, got {load}"
@@ -55,7 +71,7 @@ def serve_parent(source: BinaryIO, sink: BinaryIO, gate: ConcurrencyGate) -> Non
         if begin is None:
             return
         assert isinstance(begin, Begin), f"the begin must follow, got {begin}"
-        done = uvloop.run(loop.run(begin.at))
+        done = uvloop.run(run_for_parent(loop, begin.at, source))
         gc.enable()
         write_message(sink, done)
 

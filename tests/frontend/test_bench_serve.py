@@ -2,10 +2,14 @@
 
 import json
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from fake_openai import fake_openai
 from small_tokenizers import byte_level_folder
@@ -51,6 +55,30 @@ def test_requests_in_flight_are_bounded(tmp_path: Path) -> None:
     assert code == 0
     assert (row["completed"], row["num_clients"], row["request_rate"]) == (15, 3, "inf")
     assert server.max_running == 4
+
+
+def test_clients_end_with_a_killed_benchmark(tmp_path: Path) -> None:
+    """SIGKILL amid a run, of streams in which nothing comes any more, leaves no client process."""
+    with fake_openai(step_s=0.05) as server:
+        command = [sys.executable, "-P", "-m", main.__module__]
+        command += ["serve", "--base-url", server.url, "--output", str(tmp_path / "out.json")]
+        command += ["--num-clients", "2", "--num-prompts", "4"]
+        command += ["--random-input-len", "50", "--random-output-len", "20"]
+        bench = subprocess.Popen(command)
+        try:
+            give_up = time.monotonic() + 30
+            while server.max_running < 4 and bench.poll() is None and time.monotonic() < give_up:
+                time.sleep(0.02)
+            server.step_s = 60  # the warm-up is over
+            clients = psutil.Process(bench.pid).children()
+        finally:
+            bench.kill()
+            bench.wait()
+        assert (len(clients), server.max_running) == (2, 4)
+        gone, alive = psutil.wait_procs(clients, 2)
+        for client in alive:
+            client.kill()
+        assert len(gone) == 2
 
 
 def test_lengths_prefixes_and_rates(tmp_path: Path) -> None:
