@@ -9,8 +9,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from hypercorn.asyncio import serve
+from hypercorn.asyncio import run, serve
+from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.config import Config
+from hypercorn.events import Event, Updated
 from hypercorn.typing import ASGIFramework
 from starlette.types import ASGIApp
 
@@ -22,6 +24,23 @@ GRACEFUL_S = 2.0
 """For the last bytes of streams that were ended; nothing is generated any more."""
 TCP_USER_TIMEOUT_MS = 60_000
 """The kernel drops a connection whose peer takes nothing for so long: closing one flushes it."""
+
+
+class Connection(TCPServer):
+    """hypercorn's, but closed as soon as the peer has closed it and nothing is answered any more.
+
+    hypercorn waits for its idle timer even then, so that each client that comes for one request
+    would hold a file descriptor for KEEP_ALIVE_S.
+    """
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Updated) and event.idle and self.reader.at_eof():
+            return  # no next request will come
+        await super().protocol_send(event)
 
 
 def hypercorn_config(listen_fd: int, flags: FrontendConfig) -> Config:
@@ -55,6 +74,7 @@ async def serve_http(
     # Starlette types ASGI messages as mappings, hypercorn as one TypedDict a kind.
     asgi_app = cast(ASGIFramework, app)
     config = hypercorn_config(listen_fd, flags)
+    run.TCPServer = Connection  # type: ignore[attr-defined]  # hypercorn has no setting
     await serve(asgi_app, config, shutdown_trigger=run_until_end, mode="asgi")
 
 

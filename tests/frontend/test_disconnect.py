@@ -47,6 +47,21 @@ def long_reply(num_tokens: int) -> Reply:
     return Reply(token_ids=token_ids, logprobs=[wide] * num_tokens)
 
 
+@pytest.mark.parametrize("sent", [b"", b"GET /li", b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"])
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_connection_ends_with_its_client(
+    server: FrontendServer, sent: bytes, is_late: bool
+) -> None:
+    """The server closes what the client has closed, before a request, amid one and behind one."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+        client.sendall(sent)
+        if is_late:
+            time.sleep(0.2)  # the answer is out and the connection idle again
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(4096):
+            pass
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_disconnect_ends_the_request(server: FrontendServer, stream: bool) -> None:
     """Closing the connection cancels the request at the core, streaming or not, at once."""
