@@ -71,6 +71,21 @@ def test_bodies_have_the_fields_that_are_described(
     assert set(schema["required"]) <= answer.keys() <= schema["properties"].keys()
 
 
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a"}),
+    ],
+)
+def test_no_null_where_a_text_is_due(
+    server: FrontendServer, path: str, asked: dict[str, Any]
+) -> None:
+    """OpenAI's schema lets the fingerprint be absent, and a strict client refuses a null."""
+    answer = server.post(path, model=MODEL, max_tokens=1, **asked).raise_for_status().json()
+    assert "system_fingerprint" not in answer
+
+
 def test_keys_are_described() -> None:
     """A server with keys says how to send them, to those who have one."""
     with frontend_server(api_keys=("sk-a",)) as server:
