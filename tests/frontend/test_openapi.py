@@ -71,6 +71,21 @@ def test_bodies_have_the_fields_that_are_described(
     assert set(schema["required"]) <= answer.keys() <= schema["properties"].keys()
 
 
+def test_errors_have_the_form_that_is_described(server: FrontendServer, document: Any) -> None:
+    """On every route with a body, which is not even JSON here."""
+    for path, methods in document["paths"].items():
+        if "requestBody" not in methods.get("post", {}):
+            continue
+        error = methods["post"]["responses"]["default"]["content"]["application/json"]["schema"]
+        schema = document["components"]["schemas"][error["$ref"].rsplit("/", 1)[1]]
+        told = server.http.post(path, content=b"{").json()
+        assert set(schema["required"]) <= told.keys() <= schema["properties"].keys(), path
+        inner = document["components"]["schemas"][
+            schema["properties"]["error"]["$ref"].rsplit("/", 1)[1]
+        ]
+        assert told["error"].keys() == inner["properties"].keys(), path
+
+
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
