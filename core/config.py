@@ -107,7 +107,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None
     """Requests that run at once (default: 64 on the CPU, 256 on CUDA)."""
     max_num_batched_tokens: int | None = None
-    """Token budget of a step, decodes and prefill chunks together (default: 2048 on the CPU, 4096
+    """Token budget of a step, decodes and prefill chunks together (default: 2048 on the CPU, 4352
     on CUDA)."""
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of prompts that begin with the same tokens."""

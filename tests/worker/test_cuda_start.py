@@ -48,7 +48,7 @@ def sizes(
 def test_sizes_suit_the_device_and_each_other() -> None:
     """What is given is kept; of what is not, nothing contradicts it."""
     assert sizes("cpu") == StepSizes(16, 64, 2048)
-    assert sizes("cuda") == StepSizes(64, 256, 4096)
+    assert sizes("cuda") == StepSizes(64, 256, 4352)
     assert sizes("cuda", tokens=100) == StepSizes(64, 100, 100)
     assert sizes("cpu", seqs=4000) == StepSizes(16, 4000, 4000)
     assert sizes("cpu", seqs=3, tokens=7, block_size=5) == StepSizes(5, 3, 7)
