@@ -11,7 +11,6 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 import zmq
@@ -118,9 +117,8 @@ def serve(model: str | None, flags: ServeFlags) -> int:
             soft_wrap=True,
         )
         supervisor.watch()
-    except EndRequested as end:
-        if end.is_graceful:
-            supervisor.drain()
+        return 0
+    except EndRequested:
         return 0
     except CannotStart as error:
         return _report(console, error, EXIT_CANNOT_START)
@@ -214,14 +212,18 @@ class Supervisor:
         self._is_ready = True
         return details
 
-    def watch(self) -> NoReturn:
-        """Returns only by raising ChildEnded or EndRequested."""
-        while True:
-            ended = self._wait(None)
-            while self._reports.receive() is not None:
-                pass  # reports after start-up change nothing
-            if ended is not None:
-                raise ChildEnded(ended.describe_end())
+    def watch(self) -> None:
+        """Until a signal asks for the end and requests had their time; raises ChildEnded."""
+        try:
+            while True:
+                ended = self._wait(None)
+                while self._reports.receive() is not None:
+                    pass  # reports after start-up change nothing
+                if ended is not None:
+                    raise ChildEnded(ended.describe_end())
+        except EndRequested as end:
+            if end.is_graceful:
+                self._drain()
 
     def _wait(self, timeout_ms: int | None) -> Child | None:
         """Waits for a report, a signal (raises EndRequested) or a child's end (answered).
@@ -239,8 +241,11 @@ class Supervisor:
                     child.signal(signal.SIGUSR1)
         return next((child for child in self._children if child.pid_fd in events), None)
 
-    def drain(self) -> None:
-        """Lets running requests finish, within their time; another signal cuts it short."""
+    def _drain(self) -> None:
+        """Lets running requests finish, within their time; another signal cuts it short.
+
+        Raises ChildEnded when one of those that are still needed ends, or a frontend by a fault.
+        """
         if not self._shutdown_timeout_s:
             return
         frontends = [child for child in self._children if child.name.startswith("frontend-")]
@@ -256,8 +261,8 @@ class Supervisor:
             except EndRequested:
                 return
             if ended is not None:
-                if ended not in frontends:
-                    return
+                if ended not in frontends or ended.process.wait() != 0:
+                    raise ChildEnded(ended.describe_end())
                 self._poller.unregister(ended.pid_fd)
 
     def end(self) -> None:

@@ -1,5 +1,6 @@
 """What an operator relies on: a socket of one's own, keys, logs for machines, an orderly end."""
 
+import contextlib
 import json
 import signal
 import stat
@@ -87,3 +88,26 @@ def test_the_end_has_a_limit_and_a_second_signal_needs_no_patience() -> None:
         finally:
             server.process.kill()
             server.process.wait()
+
+
+@pytest.mark.parametrize("module", ["cearx.worker", "cearx.frontend"])
+def test_a_process_that_is_killed_while_requests_finish_is_named(module: str) -> None:
+    """What dies between SIGTERM and the end is a fault like any other: told, and no exit code 0."""
+    server = Server("--port", "0", "--shutdown-timeout", "60")
+    try:
+        server.wait_ready()
+        url = server.url + "/v1/completions"
+        with contextlib.suppress(httpx.TransportError):
+            with httpx.stream("POST", url, json={**BODY, "max_tokens": 4000}, timeout=60) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                server.process.send_signal(signal.SIGTERM)
+                time.sleep(0.5)
+                server.child(module).kill()
+                for _ in lines:
+                    pass
+        assert server.wait_end(20) == 1
+        assert "was killed by SIGKILL" in "".join(server.stderr)
+    finally:
+        server.process.kill()
+        server.process.wait()
