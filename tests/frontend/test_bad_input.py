@@ -281,7 +281,7 @@ def test_unknown_model(server: FrontendServer) -> None:
         ("DELETE", TEXT, 405, "POST"),
         ("POST", "/v1/models", 405, "GET, HEAD"),
         ("POST", "/health", 405, "GET, HEAD"),
-        ("GET", "/v1/embeddings", 404, None),
+        ("GET", "/v1/nothing", 404, None),
         ("POST", "/v1/chat/completions/", 404, None),
         ("GET", "/%0d%0ax", 404, None),
         ("BREW", "/health", 405, "GET, HEAD"),
