@@ -196,18 +196,19 @@ def test_describe_stays_short() -> None:
 def test_summary(seed: int) -> None:
     """The figures are those that the simulation counted for itself."""
     values = RecordList()
-    engine = RandomRun(SMALL, seed, log=values).run(80)
+    run = RandomRun(SMALL, seed, log=values)
+    engine = run.run(80)
     summary = Summary()
     for record in numbered(values):
         summary.feed(record)
-    assert summary.num_requests == len(engine.checker.seen)
+    assert summary.num_requests == run.num_arrived
     assert summary.num_steps == engine.checker.num_steps
     assert summary.num_preemptions == engine.num_preemptions
     assert summary.num_output_tokens == engine.num_output_tokens
     assert summary.ended == {
         reason: list(engine.ended.values()).count(reason) for reason in set(engine.ended.values())
     }
-    assert summary.refused.total() == len(engine.checker.seen) - len(engine.ended)
+    assert summary.refused.total() == run.num_arrived - len(engine.ended)
     assert summary.num_live == 0
     assert 0 < summary.num_hit_tokens <= engine.num_hit_tokens
     ticks = [value.now_us for value in values if isinstance(value, ClockAdvanced)]

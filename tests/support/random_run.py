@@ -90,7 +90,7 @@ class RandomRun:
         self.engine = SimulatedEngine(config, scheduler, log)
         self.random = Random(seed)
         self._texts = [self._tokens(self.random.randint(4, 40)) for _ in range(3)]
-        self._num_arrived = 0
+        self.num_arrived = 0
 
     def run(self, num_steps: int) -> SimulatedEngine:
         """So many steps, then no arrivals until everyone has ended."""
@@ -130,8 +130,8 @@ class RandomRun:
         if self.random.random() < (0.25 if waiting < 4 else 0.02):
             for _ in range(self.random.randint(1, 4)):
                 self._arrive()
-        if self._num_arrived and self.random.random() < 0.06:
-            recent = self.random.randint(max(0, self._num_arrived - 12), self._num_arrived)
+        if self.num_arrived and self.random.random() < 0.06:
+            recent = self.random.randint(max(0, self.num_arrived - 12), self.num_arrived)
             self.engine.cancel(RequestId(recent))
         if self.random.random() < 0.01:
             self.engine.advance(self.random.choice([0, 1, 100_000, 1_500_000]))
@@ -151,7 +151,7 @@ class RandomRun:
             priority=random.choice([0, 0, 1, 2, -1]),
             has_exact_length=random.random() < 0.3,
         )
-        self._num_arrived += 1
+        self.num_arrived += 1
 
     def _tokens(self, count: int) -> list[int]:
         return [self.random.randrange(VOCABULARY) for _ in range(count)]
