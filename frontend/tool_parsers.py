@@ -61,12 +61,12 @@ class _CallReader:
             into.content += self._raw
 
 
-class HermesParser:
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen2.5, Qwen3."""
+class _SteppedParser:
+    """Text that is held until the present step takes it; a step may choose the next one."""
 
-    def __init__(self) -> None:
-        self._reader = _CallReader(needs_arguments=False)
-        self._step = self._content
+    def __init__(self, needs_arguments: bool, first_step: Callable[[ParsedText], None]) -> None:
+        self._reader = _CallReader(needs_arguments=needs_arguments)
+        self._step = first_step
         self._held = ""
 
     def push(self, text: str, into: ParsedText) -> None:
@@ -75,6 +75,13 @@ class HermesParser:
         while self._held and step != self._step:
             step = self._step
             step(into)
+
+
+class HermesParser(_SteppedParser):
+    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>: Hermes, Qwen2.5, Qwen3."""
+
+    def __init__(self) -> None:
+        super().__init__(needs_arguments=False, first_step=self._content)
 
     def finish(self, into: ParsedText) -> None:
         if self._step == self._call:
@@ -109,20 +116,11 @@ class HermesParser:
             self._held = self._held[-(len(CLOSE) - 1) :]
 
 
-class Llama3Parser:
+class Llama3Parser(_SteppedParser):
     """{"name": ..., "parameters": {...}} as the whole answer, several with semicolons: Llama 3."""
 
     def __init__(self) -> None:
-        self._reader = _CallReader(needs_arguments=True)
-        self._step = self._begin
-        self._held = ""
-
-    def push(self, text: str, into: ParsedText) -> None:
-        self._held += text
-        step = None
-        while self._held and step != self._step:
-            step = self._step
-            step(into)
+        super().__init__(needs_arguments=True, first_step=self._begin)
 
     def finish(self, into: ParsedText) -> None:
         if self._step == self._call:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from cearx.kernels import dependent_launch
-from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
+from cearx.kernels.dependent_launch import fetch_into_l2, let_next_start, wait_for_previous
 from cearx.kernels.gemv import Epilogue
 from cearx.kernels.silu_mul import silu_times
 
@@ -38,19 +38,6 @@ class SkinnyConfig:
     num_stages: int
     split_k: int = 1
     prefetch_k: int = 0
-
-
-@triton.jit
-def _prefetch(p_row: tl.tensor, o_k: tl.tensor):
-    """Brings the 128 bytes at each address into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [(p_row + o_k).to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -90,9 +77,11 @@ def _skinny_kernel(
     if PDL:
         if PREFETCH_K > 0:
             o_line = tl.arange(0, PREFETCH_K // 64)[None, :] * 64
-            _prefetch(p_rows, tl.minimum(first + o_line, K - 1))
+            fetch_into_l2(p_rows + tl.minimum(first + o_line, K - 1))
             if EPILOGUE == "silu":
-                _prefetch(p_rows + tl.full((), N, tl.int64) * K, tl.minimum(first + o_line, K - 1))
+                fetch_into_l2(
+                    p_rows + tl.full((), N, tl.int64) * K + tl.minimum(first + o_line, K - 1)
+                )
     wait_for_previous(PDL)
 
     b_sum = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)

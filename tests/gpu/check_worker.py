@@ -31,7 +31,7 @@ from cearx.core.identifiers import BlockId, RequestId, RequestKey, StepId
 from cearx.core.messages import ExecuteStep, NewRequest, SamplingParams, Submit, pack_tokens
 from cearx.worker.attention import AttentionMetadata
 from cearx.worker.cuda.decoder import DeviceDecoder
-from cearx.worker.cuda.graph_runner import DecodeGraphs, decode_graph_sizes
+from cearx.worker.cuda.graph_runner import StepGraphs, decode_graph_sizes
 from cearx.worker.cuda.padded_steps import padded_step_sizes
 from cearx.worker.cuda.runner import CudaRunner
 from cearx.worker.cuda.start import StartedCuda, build_model, build_runner, start_cuda
@@ -172,7 +172,7 @@ def small_runner(decoder: DeviceDecoder, config: SchedulerConfig, *, graphs: boo
     runner = build_runner(model, sizes, config.max_model_len)
     if graphs:
         warm_up(runner, sizes, config.num_blocks, config.max_model_len)
-        captured = DecodeGraphs(
+        captured = StepGraphs(
             decode_graph_sizes((1, 2, 4, 8), sizes.max_num_seqs), torch.cuda.current_stream()
         )
         captured.capture(model.decode, lambda *_: None)

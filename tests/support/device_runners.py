@@ -39,7 +39,7 @@ class EagerGraphs:
         self.replayed: set[tuple[int, Mode]] = set()
 
     def replay(self, size: int, mode: Mode) -> None:
-        """As `DecodeGraphs.replay`."""
+        """As `StepGraphs.replay`."""
         self.replayed.add((size, mode))
         self._model.decode(size, mode)
 

@@ -1,4 +1,4 @@
-"""CUDA graphs of whole decode steps, one for each batch size and way of sampling.
+"""CUDA graphs of whole steps, one for each size and way of sampling.
 
 Owns capture and replay, and the choice of sizes; what is captured is the caller's function. All
 graphs share one memory pool, largest first, and nothing is captured after start-up. Called by the
@@ -43,7 +43,7 @@ def padded_size(sizes: Sequence[int], num_rows: int) -> int:
     return sizes[bisect.bisect_left(sizes, num_rows)]
 
 
-class DecodeGraphs:
+class StepGraphs:
     """Captured steps by (batch size, mode)."""
 
     def __init__(self, sizes: tuple[int, ...], stream: torch.cuda.Stream) -> None:

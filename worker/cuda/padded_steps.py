@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cearx.worker.cuda.decode_group import DecodeGroup, decode_group
 from cearx.worker.cuda.decoder import StepTensors
 from cearx.worker.cuda.device_model import DeviceModel
-from cearx.worker.cuda.graph_runner import MODES, DecodeGraphs, Mode, padded_size
+from cearx.worker.cuda.graph_runner import MODES, Mode, StepGraphs, padded_size
 from cearx.worker.cuda.staging import InputStaging
 from cearx.worker.cuda.step_builder import ChunkWork, pack_chunks, prepare_decodes
 from cearx.worker.seats import SeatTable
@@ -39,7 +39,7 @@ class PaddedSteps:
     def __init__(
         self, sizes: tuple[int, ...], model: DeviceModel, staging: InputStaging, seats: SeatTable
     ) -> None:
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         """None: every kernel is launched by itself."""
         self._sizes = sizes
         self._model = model
@@ -127,7 +127,7 @@ class PaddedSteps:
 
     def capture(self, stream: torch.cuda.Stream, on_progress: Callable[[int, int], None]) -> None:
         """Captures all sizes; raises what the step or CUDA raises."""
-        graphs = DecodeGraphs(self._sizes, stream)
+        graphs = StepGraphs(self._sizes, stream)
         total = len(self._sizes) * len(MODES)
         for index, size in enumerate(reversed(self._sizes)):
             self.send(size, decode_group((), ()), ())

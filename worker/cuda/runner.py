@@ -22,7 +22,7 @@ from cearx.core.identifiers import StepId
 from cearx.core.messages import ExecuteStep, RowOutput, StepResult
 from cearx.worker.cuda.decode_group import DecodeGroup, decode_group, is_filtered, may_need_logits
 from cearx.worker.cuda.device_model import DeviceModel
-from cearx.worker.cuda.graph_runner import DecodeGraphs, Mode, padded_size
+from cearx.worker.cuda.graph_runner import Mode, StepGraphs, padded_size
 from cearx.worker.cuda.padded_steps import PaddedSteps
 from cearx.worker.cuda.staging import InputStaging, TokenRing, TokenTicket
 from cearx.worker.cuda.step_builder import ChunkWork, build_step
@@ -70,7 +70,7 @@ class CudaRunner:
         self._staging = staging
         self._ring = ring
         self._sampler = sampler
-        self.graphs: DecodeGraphs | None = None
+        self.graphs: StepGraphs | None = None
         """None: every kernel is launched by itself."""
         self.padded: PaddedSteps | None = None
         """None: no step with chunks is padded."""

@@ -19,7 +19,7 @@ from cearx.worker.cuda.compile_watch import CompileWatch
 from cearx.worker.cuda.decoder import DeviceDecoder, StepTensors, Workspace
 from cearx.worker.cuda.device_batch import DeviceBatch
 from cearx.worker.cuda.device_model import DeviceModel
-from cearx.worker.cuda.graph_runner import MODES, DecodeGraphs, decode_graph_sizes
+from cearx.worker.cuda.graph_runner import MODES, StepGraphs, decode_graph_sizes
 from cearx.worker.cuda.memory import GRAPH_MARGIN, Measured, cuda_memory_table, plan_cuda_memory
 from cearx.worker.cuda.padded_steps import padded_step_sizes
 from cearx.worker.cuda.runner import CudaRunner
@@ -127,7 +127,7 @@ def _start(
     if not spec.config.enforce_eager:
         on_progress = stages.enter("capturing graphs")
         free = torch.cuda.mem_get_info(device)[0]
-        graphs = DecodeGraphs(sizes_with_graph, torch.cuda.current_stream(device))
+        graphs = StepGraphs(sizes_with_graph, torch.cuda.current_stream(device))
         graphs.capture(model.decode, on_progress)
         padded = runner.padded_steps(padded_step_sizes(sizes.max_num_batched_tokens))
         padded.capture(torch.cuda.current_stream(device), on_progress)
@@ -253,7 +253,7 @@ def _measure_graphs(model: DeviceModel, sizes: tuple[int, ...], num_padded: int)
     The `num_padded` sizes of steps with chunks have a pool of their own and as many kernels.
     """
     device = model.decoder.device
-    trial = DecodeGraphs(sizes, torch.cuda.current_stream(device))
+    trial = StepGraphs(sizes, torch.cuda.current_stream(device))
     free = [torch.cuda.mem_get_info(device)[0]]
     for mode in MODES:
         trial.capture_one(model.decode, sizes[-1], mode)

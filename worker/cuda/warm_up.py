@@ -4,13 +4,13 @@ Owns the shapes: prompts from one token to the largest step, alone and beside de
 every way. Uses the runner as the core will and leaves no request behind. Called once at start.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from cearx.core.events import Admission, BlocksGranted, PrefillChunk, StepPlan
-from cearx.core.identifiers import BlockId, RequestId, StepId
-from cearx.core.messages import ExecuteStep, NewRequest, SamplingParams, pack_tokens
+from cearx.core.identifiers import RequestId
+from cearx.core.messages import ExecuteStep, SamplingParams
 from cearx.worker.cuda.runner import CudaRunner
 from cearx.worker.device import StepSizes
+from cearx.worker.warm_up_step import warm_up_step
 
 LENGTHS = (1, 2, 3, 5, 9, 17, 32, 33, 64, 65, 128, 129, 256, 257, 300, 512, 1024, 4096)
 """Prompts that are computed alone; the largest step comes behind them."""
@@ -60,38 +60,18 @@ def _steps(sizes: StepSizes, num_blocks: int, longest: int) -> Iterator[ExecuteS
 def _step(
     sizes: StepSizes,
     *,
-    decodes: list[RequestId] | None = None,
-    arriving: list[RequestId] | None = None,
-    ended: list[RequestId] | None = None,
+    decodes: Sequence[RequestId] = (),
+    arriving: Sequence[RequestId] = (),
+    ended: Sequence[RequestId] = (),
     length: int = 0,
     sampling: int = 0,
 ) -> ExecuteStep:
-    """Decodes of running requests beside whole prompts of arriving ones."""
-    new = arriving or []
-    blocks_each = -(-(length + 1) // sizes.block_size)
-    plan = StepPlan(
-        step_id=StepId(0),
-        decodes=tuple(decodes or ()),
-        chunks=tuple(
-            PrefillChunk(request_id=r, start=0, num_tokens=length, samples=True) for r in new
-        ),
-        granted=tuple(
-            BlocksGranted(
-                request_id=r,
-                block_ids=tuple(BlockId(r * blocks_each + i) for i in range(blocks_each)),
-            )
-            for r in new
-        ),
-        admitted=tuple(Admission(request_id=r, num_cached_tokens=0) for r in new),
-        preempted=(),
-        waits=(),
+    """Request r has the rule `sampling + r`, which goes round."""
+    return warm_up_step(
+        decodes=decodes,
+        arriving=arriving,
+        ended=ended,
+        length=length,
+        blocks_each=-(-(length + 1) // sizes.block_size),
+        sampling=[SAMPLING[(sampling + i) % len(SAMPLING)] for i in range(len(SAMPLING))],
     )
-    arrivals = tuple(
-        NewRequest(
-            request_id=r,
-            token_ids=pack_tokens([0] * length),
-            sampling=SAMPLING[(sampling + r) % len(SAMPLING)],
-        )
-        for r in new
-    )
-    return ExecuteStep(plan=plan, new_requests=arrivals, ended=tuple(ended or ()))
