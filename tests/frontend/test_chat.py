@@ -195,7 +195,6 @@ def test_keys_of_a_terminal(server: FrontendServer, terminal: Terminal) -> None:
     server.core.wait_until(lambda core: core.num_running == 0)
     assert [reason for _, reason in server.core.cancels] == [CancelReason.DISCONNECT]
     terminal.expect("> ")
-    time.sleep(0.5)  # nobody types sooner; readline loses a signal that comes before it waits
     terminal.type("\x03")
     terminal.expect("> ")
     terminal.type("again\n")
