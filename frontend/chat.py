@@ -12,7 +12,6 @@ import math
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -129,22 +128,6 @@ def _server(http: httpx.Client, options: argparse.Namespace, console: Console) -
         yield options.model or first_model(http)
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Tells of Ctrl-C also when its exception was lost, as it is in a destructor or a callback."""
-    is_interrupted = threading.Event()
-
-    def interrupt(_number: int, _frame: object) -> NoReturn:
-        is_interrupted.set()
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield is_interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class Conversation:
     """The turns so far and the way to the next."""
 
@@ -207,15 +190,10 @@ class Conversation:
         request = {**self._parameters, "messages": [*self._messages, turn]}
         pieces: list[str] = []
         try:
-            with (
-                _interruptible() as is_interrupted,
-                contextlib.closing(stream_answer(self._http, request)) as stream,
-            ):
+            with contextlib.closing(stream_answer(self._http, request)) as stream:
                 for piece in stream:
                     pieces.append(piece)
                     _write(piece.translate(_CONTROL_CHARACTERS))
-                    if is_interrupted.is_set():
-                        raise KeyboardInterrupt
         except KeyboardInterrupt:
             self._console.print(" (stopped)", style="dim", end="")
         finally:
