@@ -132,6 +132,12 @@ def test_the_server_that_does_not_start(tmp_path: Path) -> None:
     assert failed.value.exit_code == 2
 
 
+def _take_terminal() -> None:
+    """Makes standard input the terminal whose keys send signals, as a shell does for a program."""
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+
+
 class Terminal:
     """The chat on a pseudo-terminal."""
 
@@ -143,7 +149,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
+            preexec_fn=_take_terminal,
             env={**os.environ, "TERM": "dumb"},
         )
         os.close(slave)
