@@ -39,6 +39,9 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
+        # A client's own names stand in some messages; in a log they must not end a line.
+        message = printable(message)
+        param = None if param is None else printable(param)
         super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
@@ -59,6 +62,11 @@ def shown(value: object) -> str:
         text = "a deeply nested value"
     if len(text) > SHOWN_VALUE_CHARS:
         text = text[:SHOWN_VALUE_CHARS] + "..."
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """The text with what does not print escaped as in JSON."""
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 

@@ -408,6 +408,14 @@ def test_any_json_gets_an_answer(
     assert error["type"] == "invalid_request_error" and error["message"].isprintable()
 
 
+def test_a_name_that_does_not_print_is_escaped(server: FrontendServer) -> None:
+    """A client's own field names stand in messages and in param."""
+    body = {"prompt": "a", "structured_outputs": {"\x1f": 1}}
+    error = server.post(TEXT, **body).json()["error"]
+    assert error["param"] == "structured_outputs.\\u001f"
+    assert error["message"].startswith("structured_outputs.\\u001f is not supported")
+
+
 def test_a_value_nested_as_deeply_as_json_allows_can_be_shown() -> None:
     """An error about a value must not fail at the value, wherever on the stack it is made."""
     depth = 1
