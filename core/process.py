@@ -40,6 +40,7 @@ from cearx.core.messages import (
     WorkerToCore,
 )
 from cearx.core.metrics_fold import MeteredLog, MetricsFold
+from cearx.core.plan_timing import PlanTiming
 from cearx.core.router_links import RouterLinks
 from cearx.core.stall_watch import StallWatch
 from cearx.core.trace_start import open_trace, require_folder
@@ -77,6 +78,7 @@ class CoreProcess:
             self._poller.register(waitable, zmq.POLLIN)
         self._grammar_waits = GrammarWaits()
         self._schedule_us = 0
+        self._timing = PlanTiming()
         self._stalls = StallWatch()
         self._is_stall_pinned = False
 
@@ -139,29 +141,41 @@ class CoreProcess:
             return RETRY_MS
         if not engine.num_requests:
             return None
+        wait_ms = STALL_CHECK_MS
+        if engine.wants_step:
+            wait_ms = self._hold_ms()
         deadline_us = engine.next_deadline_us
         if deadline_us is None:
-            return STALL_CHECK_MS
-        return min(max((deadline_us - _now_us()) // 1000 + 1, 0), STALL_CHECK_MS)
+            return wait_ms
+        return min(max((deadline_us - _now_us()) // 1000 + 1, 0), wait_ms)
+
+    def _hold_ms(self) -> int:
+        """How long the next plan waits for who may come, in what the poller can wait."""
+        return self._timing.hold_us(_now_us()) // 1000
 
     def _plan(self, engine: Engine) -> None:
         """Tells the time when it matters, and keeps as many steps in flight as there may be."""
         deadline_us = engine.next_deadline_us
-        while engine.wants_step or (deadline_us is not None and deadline_us <= _now_us()):
+        while (may_plan := engine.wants_step and not self._hold_ms()) or (
+            deadline_us is not None and deadline_us <= _now_us()
+        ):
             start_us = _now_us()
             self._send_outputs(engine.tick(start_us))
             deadline_us = engine.next_deadline_us
-            step = engine.next_step() if engine.wants_step else None
+            step = engine.next_step() if may_plan and engine.wants_step else None
             if step is not None:
                 self._schedule_us = _now_us() - start_us
                 self._worker.send(step)
+                self._timing.sent(_now_us())
 
     def _submit(
         self, engine: Engine, metrics: MetricsFold, frontend_index: int, submit: Submit
     ) -> None:
         metrics.note_submit(submit.received_us, submit.num_choices)
+        now_us = _now_us()
+        self._timing.arrived(now_us)
         try:
-            refused = engine.submit(frontend_index, submit, _now_us())
+            refused = engine.submit(frontend_index, submit, now_us)
         except MessageRejected as error:
             log.error("submit rejected", frontend=frontend_index, reason=str(error))
             failed = ended_output(submit.request_key, FinishReason.FAILED)
@@ -230,6 +244,7 @@ class CoreProcess:
         except MessageRejected as error:
             log.error("step result dropped", reason=str(error))
             return
+        self._timing.finished(_now_us(), result.execute_us)
         self._send_outputs(outputs)
 
     def _send_outputs(self, outputs: dict[int, list[Output]]) -> None:

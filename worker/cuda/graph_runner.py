@@ -55,7 +55,7 @@ class StepGraphs:
     def capture(
         self, run_step: Callable[[int, Mode], None], on_progress: Callable[[int, int], None]
     ) -> None:
-        """Runs every step once and then captures it; raises what the step or CUDA raises."""
+        """Runs, captures and replays every step; raises what the step or CUDA raises."""
         total = len(self.sizes) * len(MODES)
         for size in reversed(self.sizes):
             for mode in MODES:
@@ -67,6 +67,7 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             run_step(size, mode)
+        graph.replay()  # the first replay brings the graph to the device, which takes a while
         self._graphs[size, mode] = graph
 
     def replay(self, size: int, mode: Mode) -> None:

@@ -126,7 +126,7 @@ class PaddedSteps:
             self.graphs.replay(size, mode)
 
     def capture(self, stream: torch.cuda.Stream, on_progress: Callable[[int, int], None]) -> None:
-        """Captures all sizes; raises what the step or CUDA raises."""
+        """Captures and replays all sizes; raises what the step or CUDA raises."""
         graphs = StepGraphs(self._sizes, stream)
         total = len(self._sizes) * len(MODES)
         for index, size in enumerate(reversed(self._sizes)):
