@@ -78,11 +78,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*arguments: str, trace: Path | None = None) -> Iterator[Server]:
+def serving(
+    *arguments: str, trace: Path | None = None, ready_timeout_s: float = 120
+) -> Iterator[Server]:
     """A server of one test; ended, whatever happens."""
     server = Server("--port", "0", *arguments, trace=trace)
     try:
-        yield server.wait_ready()
+        yield server.wait_ready(ready_timeout_s)
     finally:
         if server.process.poll() is None:
             family = server.family()
