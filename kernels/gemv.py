@@ -18,6 +18,7 @@ import triton.language as tl
 
 from cearx.kernels import dependent_launch
 from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
+from cearx.kernels.scaled_rows import ScaledRows
 from cearx.kernels.silu_mul import silu_times
 
 MAX_TOKENS = 8
@@ -43,6 +44,9 @@ def _gemv_kernel(
     p_weight: tl.tensor,
     p_bias: tl.tensor,
     p_out: tl.tensor,
+    p_next_weight: tl.tensor,
+    p_next_scaled: tl.tensor,
+    p_next_squares: tl.tensor,
     eps: tl.tensor,
     M: tl.constexpr,
     N: tl.constexpr,
@@ -50,6 +54,7 @@ def _gemv_kernel(
     EPILOGUE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_NEXT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     AHEAD: tl.constexpr,
@@ -109,6 +114,8 @@ def _gemv_kernel(
 
     if HAS_BIAS:
         b_bias = tl.load(p_bias + o_n, mask=is_n, other=0.0).to(tl.float32)
+    if HAS_NEXT:
+        b_next = tl.load(p_next_weight + o_n, mask=is_n, other=0.0).to(tl.float32)
     for m in tl.static_range(M):
         p_y = p_out + m * N + o_n
         b_y = tl.sum(sums[m * PARTS], axis=1)
@@ -124,7 +131,13 @@ def _gemv_kernel(
             b_y = b_y + b_bias
         if EPILOGUE == "add":
             b_y = b_y + tl.load(p_y, mask=is_n, other=0.0).to(tl.float32)
-        tl.store(p_y, b_y.to(p_out.dtype.element_ty), mask=is_n)
+        b_rounded = b_y.to(p_out.dtype.element_ty)
+        tl.store(p_y, b_rounded, mask=is_n)
+        if HAS_NEXT:
+            b_row = tl.where(is_n, b_rounded.to(tl.float32), 0.0)
+            b_scaled = (b_row * b_next).to(p_out.dtype.element_ty)
+            tl.store(p_next_scaled + m * N + o_n, b_scaled, mask=is_n)
+            tl.store(p_next_squares + tl.program_id(0) * M + m, tl.sum(b_row * b_row, axis=0))
 
 
 @triton.jit
@@ -157,11 +170,13 @@ def gemv(
     eps: float = 0.0,
     bias_N: torch.Tensor | None = None,
     epilogue: Epilogue = "store",
+    next_weight_N: torch.Tensor | None = None,
+    next_rows: ScaledRows | None = None,
 ) -> None:
     """Runs one product of 1..8 tokens; for "silu" `weight_NK` holds gate's rows, then up's.
 
     All tensors are contiguous, the vectors may be of another float type than the rest. "add" reads
-    and writes `out_MN`.
+    and writes `out_MN`; `next_rows` are left for the norm of `next_weight_N` (`scaled_rows`).
     """
     num_tokens, num_inputs = x_MK.shape
     num_outputs = out_MN.shape[1]
@@ -174,12 +189,17 @@ def gemv(
     tensors = (x_MK, weight_NK, out_MN, norm_weight_K, bias_N)
     assert all(t is None or t.is_contiguous() for t in tensors)
     steps = triton.cdiv(num_inputs, config.block_k)
-    _gemv_kernel[(triton.cdiv(num_outputs, config.block_n),)](
+    tiles = triton.cdiv(num_outputs, config.block_n)
+    assert next_rows is None or (epilogue == "add" and len(next_rows.squares_PT) == tiles)
+    _gemv_kernel[(tiles,)](
         x_MK,
         x_MK if norm_weight_K is None else norm_weight_K,
         weight_NK,
         x_MK if bias_N is None else bias_N,
         out_MN,
+        next_weight_N,
+        None if next_rows is None else next_rows.scaled_TE,
+        None if next_rows is None else next_rows.squares_PT,
         eps,
         M=num_tokens,
         N=num_outputs,
@@ -187,6 +207,7 @@ def gemv(
         EPILOGUE=epilogue,
         HAS_NORM=norm_weight_K is not None,
         HAS_BIAS=bias_N is not None,
+        HAS_NEXT=next_rows is not None,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,
         AHEAD=min(config.ahead, steps),

@@ -3,6 +3,7 @@
 Four operations: a norm before a product, a norm before gate and up with SiLU behind them, a product
 added to the residual, and a bare product. Few tokens run in this folder's kernels where the table
 says that these are faster, all else in the library's product with a kernel before or after it.
+Between two of these kernels a norm needs none of its own: see `scaled_rows`.
 Nothing is allocated but the split products' scratch, once. Called by the worker's layers.
 Legend: T tokens, E width, N outputs, K inputs, F MLP width.
 """
@@ -15,6 +16,7 @@ import triton
 from cearx.kernels.gemv import GemvConfig, gemv
 from cearx.kernels.linear_table import TABLE
 from cearx.kernels.norm import rms_norm, rms_norm_reference
+from cearx.kernels.scaled_rows import NextNorm, ScaledRows, rows_to_leave
 from cearx.kernels.silu_mul import silu_mul, silu_mul_reference
 from cearx.kernels.skinny_linear import MAX_TOKENS, SkinnyConfig, skinny_linear
 
@@ -37,6 +39,16 @@ def choose(num_tokens: int, num_outputs: int, num_inputs: int) -> Choice:
     return GemvConfig(block_n=2, block_k=block_k, num_warps=max(1, block_k // 256), ahead=2)
 
 
+def takes_rows(num_tokens: int, weight_NK: torch.Tensor, *, gated: bool) -> bool:
+    """Whether the product behind a norm can use the rows that the product before it leaves."""
+    choice = choose(num_tokens, *weight_NK.shape)
+    return (
+        isinstance(choice, SkinnyConfig)
+        and weight_NK.dtype != torch.float16
+        and not (gated and choice.split_k > 1)
+    )
+
+
 def norm_linear(
     x_TE: torch.Tensor,
     norm_weight_E: torch.Tensor,
@@ -45,8 +57,12 @@ def norm_linear(
     bias_N: torch.Tensor | None,
     out_TN: torch.Tensor,
     scratch_TE: torch.Tensor,
+    rows: ScaledRows | None = None,
 ) -> None:
-    """out = rms_norm(x) @ weight^T + bias. `scratch_TE` is like `x_TE` and may be overwritten."""
+    """out = rms_norm(x) @ weight^T + bias. `scratch_TE` is like `x_TE` and may be overwritten.
+
+    `rows` are what the product before left of `x_TE`; give them only where `takes_rows`.
+    """
     choice = choose(len(x_TE), *weight_NK.shape)
     if isinstance(choice, GemvConfig):
         gemv(
@@ -58,6 +74,10 @@ def norm_linear(
             eps=eps,
             bias_N=bias_N,
         )
+        return
+    if rows is not None:
+        assert isinstance(choice, SkinnyConfig)
+        skinny_linear(rows.scaled_TE, weight_NK, out_TN, choice, bias_N=bias_N, rows=rows)
         return
     rms_norm(x_TE, norm_weight_E, eps, scratch_TE)
     _product(scratch_TE, weight_NK, bias_N, out_TN, choice)
@@ -71,10 +91,11 @@ def norm_gate_up(
     out_TF: torch.Tensor,
     scratch_TE: torch.Tensor,
     scratch_T2F: torch.Tensor,
+    rows: ScaledRows | None = None,
 ) -> None:
     """out = SiLU(n @ gate^T) * (n @ up^T) with n = rms_norm(x); weight rows: gate's, then up's.
 
-    The scratch tensors, like `x_TE` and of 2 F columns, may be overwritten.
+    The scratch tensors, like `x_TE` and of 2 F columns, may be overwritten; `rows` as above.
     """
     choice = choose(len(x_TE), *weight_2FE.shape)
     if isinstance(choice, GemvConfig):
@@ -87,6 +108,10 @@ def norm_gate_up(
             eps=eps,
             epilogue="silu",
         )
+        return
+    if rows is not None:
+        assert isinstance(choice, SkinnyConfig)
+        skinny_linear(rows.scaled_TE, weight_2FE, out_TF, choice, epilogue="silu", rows=rows)
         return
     rms_norm(x_TE, norm_weight_E, eps, scratch_TE)
     # The table may know this shape from a product without SiLU, whose split has no place for it.
@@ -102,17 +127,43 @@ def linear_add(
     weight_NK: torch.Tensor,
     bias_N: torch.Tensor | None,
     residual_TN: torch.Tensor,
-) -> None:
-    """residual += x @ weight^T + bias, in place."""
+    next_norm: NextNorm | None = None,
+) -> ScaledRows | None:
+    """residual += x @ weight^T + bias, in place.
+
+    Returns rows for the product behind `next_norm`, where the kernel that runs can leave them.
+    """
     choice = choose(len(x_TK), *weight_NK.shape)
-    if isinstance(choice, GemvConfig):
-        gemv(x_TK, weight_NK, residual_TN, choice, bias_N=bias_N, epilogue="add")
-    elif isinstance(choice, SkinnyConfig):
-        skinny_linear(x_TK, weight_NK, residual_TN, choice, bias_N=bias_N, epilogue="add")
-    else:
+    if choice is None:
         if bias_N is not None:
             residual_TN.add_(bias_N)
         torch.addmm(residual_TN, x_TK, weight_NK.t(), out=residual_TN)
+        return None
+    next_rows, next_weight_N = None, None
+    if next_norm is not None:
+        tiles = triton.cdiv(len(weight_NK), choice.block_n)
+        next_rows = rows_to_leave(next_norm, tiles, len(x_TK))
+        next_weight_N = next_norm.weight_E
+    operands = (x_TK, weight_NK, residual_TN)
+    if isinstance(choice, GemvConfig):
+        gemv(
+            *operands,
+            choice,
+            bias_N=bias_N,
+            epilogue="add",
+            next_weight_N=next_weight_N,
+            next_rows=next_rows,
+        )
+    else:
+        skinny_linear(
+            *operands,
+            choice,
+            bias_N=bias_N,
+            epilogue="add",
+            next_weight_N=next_weight_N,
+            next_rows=next_rows,
+        )
+    return next_rows
 
 
 def linear(x_TK: torch.Tensor, weight_NK: torch.Tensor, out_TN: torch.Tensor) -> None:

@@ -2,6 +2,8 @@
 
 y^T = W @ x^T, so that the many outputs fill the tensor cores' rows and the few tokens are columns;
 the epilogue adds a bias, adds to a residual in place, or takes SiLU(gate) * up of W's two halves.
+A norm around it is split in two, as `scaled_rows` says: the rows come scaled by its weight, and the
+product before has left the sums of squares.
 With SPLIT_K > 1 several programs share K for a matrix of too few rows: each leaves its sums in
 scratch memory, and the last to arrive adds them in a fixed order, so that results never vary.
 Owns the kernel and that memory; `layer_linear` decides when it runs.
@@ -18,6 +20,7 @@ import triton.language as tl
 from cearx.kernels import dependent_launch
 from cearx.kernels.dependent_launch import fetch_into_l2, let_next_start, wait_for_previous
 from cearx.kernels.gemv import Epilogue
+from cearx.kernels.scaled_rows import ScaledRows
 from cearx.kernels.silu_mul import silu_times
 
 MAX_TOKENS = 128
@@ -48,11 +51,19 @@ def _skinny_kernel(
     p_out: tl.tensor,
     p_partial: tl.tensor,
     p_arrived: tl.tensor,
+    p_squares: tl.tensor,
+    p_next_weight: tl.tensor,
+    p_next_scaled: tl.tensor,
+    p_next_squares: tl.tensor,
     num_tokens: tl.tensor,
+    eps: tl.tensor,
     N: tl.constexpr,
     K: tl.constexpr,
     EPILOGUE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_PADDED: tl.constexpr,
+    HAS_NEXT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -84,6 +95,10 @@ def _skinny_kernel(
                 )
     wait_for_previous(PDL)
 
+    if PARTS > 0 and SPLIT_K == 1:
+        # Asked for now and added up behind the loop, which hides that they are far.
+        b_squares = _load_squares(p_squares, o_m, is_m, num_tokens, PARTS, PARTS_PADDED)
+
     b_sum = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     b_up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for o_step in tl.range(0, SHARE, BLOCK_K, num_stages=STAGES):
@@ -113,7 +128,13 @@ def _skinny_kernel(
         b_sum = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for i in tl.static_range(SPLIT_K):
             b_sum += tl.load(p_tile + i * (BLOCK_N * BLOCK_M), cache_modifier=".cg")
+        if PARTS > 0:
+            b_squares = _load_squares(p_squares, o_m, is_m, num_tokens, PARTS, PARTS_PADDED)
 
+    if PARTS > 0:
+        inverse_rms = tl.rsqrt(tl.sum(b_squares, axis=0) / K + eps)[None, :]
+        b_sum *= inverse_rms
+        b_up *= inverse_rms
     p_y = p_out + o_m[None, :] * N + o_n[:, None]
     is_y = is_n[:, None] & is_m[None, :]
     if EPILOGUE == "silu":
@@ -122,7 +143,30 @@ def _skinny_kernel(
         b_sum += tl.load(p_bias + o_n, mask=is_n, other=0.0).to(tl.float32)[:, None]
     if EPILOGUE == "add":
         b_sum += tl.load(p_y, mask=is_y, other=0.0).to(tl.float32)
-    tl.store(p_y, b_sum.to(p_out.dtype.element_ty), mask=is_y)
+    b_y = b_sum.to(p_out.dtype.element_ty)
+    tl.store(p_y, b_y, mask=is_y)
+    if HAS_NEXT:
+        b_x = tl.where(is_y, b_y.to(tl.float32), 0.0)
+        b_weight = tl.load(p_next_weight + o_n, mask=is_n, other=0.0).to(tl.float32)
+        b_scaled = (b_x * b_weight[:, None]).to(p_out.dtype.element_ty)
+        tl.store(p_next_scaled + o_m[None, :] * N + o_n[:, None], b_scaled, mask=is_y)
+        p_sums = p_next_squares + i_tile * num_tokens + o_m
+        tl.store(p_sums, tl.sum(b_x * b_x, axis=0), mask=is_m)
+
+
+@triton.jit
+def _load_squares(
+    p_squares: tl.tensor,
+    o_m: tl.tensor,
+    is_m: tl.tensor,
+    num_tokens: tl.tensor,
+    PARTS: tl.constexpr,
+    PARTS_PADDED: tl.constexpr,
+):
+    """All tiles' sums of squares of the rows, [PARTS_PADDED, BLOCK_M]."""
+    o_p = tl.arange(0, PARTS_PADDED)[:, None]
+    mask = (o_p < PARTS) & is_m[None, :]
+    return tl.load(p_squares + o_p * num_tokens + o_m[None, :], mask=mask, other=0.0)
 
 
 @functools.cache
@@ -146,22 +190,28 @@ def skinny_linear(
     *,
     bias_N: torch.Tensor | None = None,
     epilogue: Epilogue = "store",
+    rows: ScaledRows | None = None,
+    next_weight_N: torch.Tensor | None = None,
+    next_rows: ScaledRows | None = None,
 ) -> None:
     """Runs one product of 1..128 tokens; for "silu" `weight_NK` holds gate's rows, then up's.
 
-    All tensors are contiguous. "add" reads and writes `out_MN`.
+    All tensors are contiguous. "add" reads and writes `out_MN`. With `rows`, whose scaled rows are
+    `x_MK`, the product is that behind a norm; `next_rows` are left for the norm of `next_weight_N`.
     """
     num_tokens, num_inputs = x_MK.shape
     num_outputs = out_MN.shape[1]
-    parts = 2 if epilogue == "silu" else 1
+    halves = 2 if epilogue == "silu" else 1
     assert num_tokens <= MAX_TOKENS, f"{num_tokens} tokens, at most {MAX_TOKENS}"
-    assert weight_NK.shape == (parts * num_outputs, num_inputs) and len(out_MN) == num_tokens, (
+    assert weight_NK.shape == (halves * num_outputs, num_inputs) and len(out_MN) == num_tokens, (
         f"{tuple(x_MK.shape)} by {tuple(weight_NK.shape)} into {tuple(out_MN.shape)}"
     )
     assert all(t is None or t.is_contiguous() for t in (x_MK, weight_NK, out_MN, bias_N))
     assert epilogue != "silu" or (config.split_k == 1 and bias_N is None)
     block_m = max(16, triton.next_power_of_2(num_tokens))
     tiles = triton.cdiv(num_outputs, config.block_n)
+    parts = 0 if rows is None else len(rows.squares_PT)
+    assert next_rows is None or (epilogue == "add" and len(next_rows.squares_PT) == tiles)
     sums, arrived = x_MK, x_MK
     if config.split_k > 1:
         sums, arrived = split_scratch(x_MK.device)
@@ -174,11 +224,19 @@ def skinny_linear(
         out_MN,
         sums,
         arrived,
+        x_MK if rows is None else rows.squares_PT,
+        next_weight_N,
+        None if next_rows is None else next_rows.scaled_TE,
+        None if next_rows is None else next_rows.squares_PT,
         num_tokens,
+        0.0 if rows is None else rows.eps,
         N=num_outputs,
         K=num_inputs,
         EPILOGUE=epilogue,
         HAS_BIAS=bias_N is not None,
+        PARTS=parts,
+        PARTS_PADDED=triton.next_power_of_2(max(parts, 1)),
+        HAS_NEXT=next_rows is not None,
         BLOCK_M=block_m,
         BLOCK_N=config.block_n,
         BLOCK_K=config.block_k,

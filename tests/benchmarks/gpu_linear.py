@@ -29,6 +29,7 @@ from cearx.kernels.layer_linear import Choice
 from cearx.kernels.norm import rms_norm
 from cearx.kernels.sampling import Mode, sample
 from cearx.kernels.sampling_state import SamplingScratch, SamplingTable
+from cearx.kernels.scaled_rows import MAX_SQUARES, NextNorm
 from cearx.kernels.silu_mul import silu_mul
 from cearx.kernels.skinny_linear import SkinnyConfig
 
@@ -88,6 +89,7 @@ class Chain:
         self.layers = [[_weight(p) for p in products[:4]] for _ in range(num_layers)]
         self.head = _weight(products[4])
         self.norm = torch.ones(products[0].num_inputs, device="cuda", dtype=torch.bfloat16)
+        self.squares = torch.empty(MAX_SQUARES, dtype=torch.float32, device="cuda")
         self.products = products
 
     def buffers(self, num_tokens: int) -> None:
@@ -105,13 +107,23 @@ class Chain:
     def run(self) -> None:
         """One step, from the same input every time."""
         self.x.copy_(self.first)
+        rows = None
+        next_norm = NextNorm(self.norm, EPS, self.scratch, self.squares)
         for qkv, out, gate_up, down in self.layers:
-            layer_linear.norm_linear(self.x, self.norm, EPS, qkv, None, self.qkv, self.scratch)
-            layer_linear.linear_add(self.attended, out, None, self.x)
-            layer_linear.norm_gate_up(
-                self.x, self.norm, EPS, gate_up, self.mlp, self.scratch, self.wide
+            layer_linear.norm_linear(
+                self.x, self.norm, EPS, qkv, None, self.qkv, self.scratch, rows
             )
-            layer_linear.linear_add(self.mlp, down, None, self.x)
+            takes = layer_linear.takes_rows(len(self.x), gate_up, gated=True)
+            rows = layer_linear.linear_add(
+                self.attended, out, None, self.x, next_norm if takes else None
+            )
+            layer_linear.norm_gate_up(
+                self.x, self.norm, EPS, gate_up, self.mlp, self.scratch, self.wide, rows
+            )
+            takes = layer_linear.takes_rows(len(self.x), qkv, gated=False)
+            rows = layer_linear.linear_add(
+                self.mlp, down, None, self.x, next_norm if takes else None
+            )
         rms_norm(self.x, self.norm, EPS, self.scratch)
         layer_linear.linear(self.scratch, self.head, self.logits)
 

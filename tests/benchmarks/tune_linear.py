@@ -2,13 +2,15 @@
 
 Runs by hand on a GPU. Every candidate runs whole operations, norm and SiLU included, over rotating
 copies of the weights, larger than the L2 cache, in one CUDA graph, and is checked against float32
-first. With `--pdl` kernels are launched dependently.
+first. Products around a norm are chosen in pairs, as two kernels need no norm between them. With
+`--pdl` kernels are launched dependently.
 
     PYTHONPATH=.typing python tests/benchmarks/tune_linear.py --output linear_table.py
 """
 
 import argparse
 import dataclasses
+import itertools
 import math
 import multiprocessing
 import sys
@@ -19,11 +21,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
-from linear_shapes import QWEN3_06B, QWEN3_8B, Operands, Product, graph_us
+from linear_shapes import EPS, QWEN3_06B, QWEN3_8B, Operands, Product, graph_us
 
 from cearx.kernels import dependent_launch, layer_linear
 from cearx.kernels.gemv import GemvConfig
 from cearx.kernels.layer_linear import Choice
+from cearx.kernels.norm import rms_norm
 from cearx.kernels.skinny_linear import SkinnyConfig
 
 HEAD = "TABLE: dict[tuple[int, int, int], GemvConfig | SkinnyConfig | None] = {"
@@ -64,15 +67,30 @@ MAX_UNROLLED = 96
 SKINNY_16 = (
     SkinnyConfig(64, 128, 4, 4),
     SkinnyConfig(64, 128, 4, 5),
-    SkinnyConfig(64, 256, 4, 3),
+    SkinnyConfig(64, 128, 2, 3),
+    SkinnyConfig(64, 128, 2, 4),
+    SkinnyConfig(64, 128, 2, 5),
+    SkinnyConfig(64, 64, 2, 8),
+    SkinnyConfig(64, 256, 2, 3),
     SkinnyConfig(32, 128, 4, 5),
-    SkinnyConfig(32, 256, 4, 4),
-    SkinnyConfig(128, 64, 4, 6),
-    SkinnyConfig(16, 256, 4, 5),
+    SkinnyConfig(32, 128, 2, 5),
+    SkinnyConfig(32, 128, 2, 8),
+    SkinnyConfig(32, 256, 2, 4),
+    SkinnyConfig(16, 256, 2, 5),
+    SkinnyConfig(16, 256, 1, 5),
+    SkinnyConfig(16, 512, 2, 4),
+    SkinnyConfig(16, 512, 2, 3),
+    SkinnyConfig(64, 128, 2, 2),
+    SkinnyConfig(32, 128, 2, 4),
+    SkinnyConfig(32, 256, 2, 3),
 )
 SKINNY_64 = (
     SkinnyConfig(64, 128, 4, 3),
     SkinnyConfig(64, 64, 4, 6),
+    SkinnyConfig(64, 128, 2, 3),
+    SkinnyConfig(64, 64, 2, 6),
+    SkinnyConfig(32, 128, 2, 4),
+    SkinnyConfig(32, 128, 2, 5),
     SkinnyConfig(128, 64, 4, 4),
     SkinnyConfig(128, 64, 8, 4),
     SkinnyConfig(32, 128, 4, 4),
@@ -176,6 +194,41 @@ def time_product(
     return times
 
 
+def time_norm(num_tokens: int, width: int) -> float:
+    """Microseconds of a norm's own kernel between two others."""
+    x_TE = torch.randn(num_tokens, width, device="cuda").bfloat16()
+    weight_E, out_TE = torch.ones_like(x_TE[0]), torch.empty_like(x_TE)
+
+    def launch() -> None:
+        for _ in range(MIN_CALLS):
+            rms_norm(x_TE, weight_E, EPS, out_TE)
+
+    return graph_us(launch, MIN_CALLS)
+
+
+def best(times: dict[Choice, float]) -> Choice:
+    """The fastest, the library unless a kernel is clearly so."""
+    fastest = min(times, key=lambda choice: times[choice])
+    return fastest if times[fastest] < MIN_GAIN * times[None] else None
+
+
+def best_pair(
+    before: dict[Choice, float], behind: dict[Choice, float], norm_us: float
+) -> tuple[Choice, Choice]:
+    """For a product that adds to the residual and the one behind the norm that follows.
+
+    Tensor cores' kernels behind the norm were timed with rows that a kernel before it has left;
+    behind the library's product they need the norm's kernel.
+    """
+
+    def us(pair: tuple[Choice, Choice]) -> float:
+        has_norm = isinstance(pair[1], SkinnyConfig) and pair[0] is None
+        return before[pair[0]] + behind[pair[1]] + (norm_us if has_norm else 0.0)
+
+    fastest = min(itertools.product(before, behind), key=us)
+    return fastest if us(fastest) < MIN_GAIN * us((None, None)) else (None, None)
+
+
 def source(table: dict[tuple[int, int, int], Choice]) -> str:
     """The file that holds the table."""
     old = Path(layer_linear.__file__).with_name("linear_table.py").read_text()
@@ -212,24 +265,27 @@ def main() -> None:
     ]
     broken = compile_all(jobs, arguments.processes, arguments.pdl)
     print(f"{len(jobs)} candidates compiled after {time.monotonic() - start:.0f} s", flush=True)
+    times = {
+        product: time_product(product, [job for job in jobs if job[0] is product], broken)
+        for product in products
+    }
     table: dict[tuple[int, int, int], Choice] = {}
-    report = []
-    for product in products:
-        times = time_product(product, [job for job in jobs if job[0] is product], broken)
-        row = [f"{product.name:13}"]
-        for num_tokens, by_choice in times.items():
-            library = by_choice[None]
-            best = min(by_choice, key=lambda c: by_choice[c])
-            print(f"{product.name} {num_tokens}: cuBLAS {library:.1f} us")
-            for choice, us in sorted(by_choice.items(), key=lambda item: item[1])[:4]:
-                print(f"    {us:7.1f} {choice}", flush=True)
-            chosen = best if by_choice[best] < MIN_GAIN * library else None
-            table[num_tokens, product.num_outputs, product.num_inputs] = chosen
-            row.append(f"{library:.1f}>{by_choice[best]:.1f}")
-        report.append(" ".join(row))
+    for num_tokens in arguments.tokens:
+        for model in (QWEN3_8B, QWEN3_06B):
+            qkv, out, gate_up, down, head = model
+            norm_us = time_norm(num_tokens, qkv.num_inputs)
+            chosen = {head: best(times[head][num_tokens])}
+            for before, behind in ((out, gate_up), (down, qkv)):
+                pair = times[before][num_tokens], times[behind][num_tokens]
+                chosen[before], chosen[behind] = best_pair(*pair, norm_us)
+            for product in model:
+                by_choice = times[product][num_tokens]
+                print(f"{product.name} {num_tokens}: cuBLAS {by_choice[None]:.1f} us")
+                for choice, us in sorted(by_choice.items(), key=lambda item: item[1])[:4]:
+                    mark = "*" if choice == chosen[product] else " "
+                    print(f"  {mark} {us:7.1f} {choice}", flush=True)
+                table[num_tokens, product.num_outputs, product.num_inputs] = chosen[product]
     arguments.output.write_text(source(table))
-    print(f"\ncuBLAS > best of all, us an operation, tokens {arguments.tokens}")
-    print("\n".join(report))
     print(f"{time.monotonic() - start:.0f} s")
 
 

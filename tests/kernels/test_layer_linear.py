@@ -14,7 +14,9 @@ from cearx.kernels.layer_linear import (
     norm_gate_up_reference,
     norm_linear,
     norm_linear_reference,
+    takes_rows,
 )
+from cearx.kernels.scaled_rows import MAX_SQUARES, NextNorm
 from cearx.kernels.skinny_linear import SkinnyConfig, split_scratch
 
 EPS = 1e-5
@@ -142,6 +144,73 @@ def test_counters_of_split_products_return_to_zero(
         linear(x, weight, out)
     assert torch.equal(outputs[0], outputs[1])
     assert not split_scratch(x.device)[1].any()
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["linear", "gated"])
+@pytest.mark.parametrize("behind", [SKINNY, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    ("tokens", "inputs", "width", "before"),
+    [(1, 40, 33, GEMV), (8, 64, 70, GEMV_AHEAD), (5, 70, 37, SKINNY), (20, 33, 50, SPLIT)],
+    ids=str,
+)
+def test_a_norm_between_two_products(
+    tokens: int,
+    inputs: int,
+    width: int,
+    before: Choice,
+    behind: Choice,
+    gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rows that a product leaves make the next one as if a norm stood between them."""
+    torch.manual_seed(5)
+    outputs = 46
+    monkeypatch.setattr(
+        layer_linear,
+        "choose",
+        lambda _, num_outputs, __: before if num_outputs == width else behind,
+    )
+    x = random(tokens, inputs, dtype=dtype, device=device)
+    weight = random(width, inputs, dtype=dtype, device=device)
+    bias = random(width, dtype=dtype, device=device)
+    norm = random(width, dtype=dtype, device=device, scale=2)
+    next_weight = random(outputs, width, dtype=dtype, device=device)
+    residual = random(tokens, width, dtype=dtype, device=device, scale=30)
+    squares = torch.full((MAX_SQUARES,), torch.nan, device=device)
+    next_norm = NextNorm(norm, EPS, torch.full_like(residual, torch.nan), squares)
+    rows = linear_add(x, weight, bias, residual, next_norm)
+    assert rows is not None
+    poisoned = torch.full_like(residual, torch.nan)
+    if not gated:
+        out = poison(tokens, outputs, like=x)
+        norm_linear(poisoned, norm, EPS, next_weight, None, out, poisoned, rows)
+        check(out, norm_linear_reference(residual, norm, EPS, next_weight, None))
+    elif takes_rows(tokens, next_weight, gated=True):
+        out, wide = poison(tokens, outputs // 2, like=x), poison(tokens, outputs, like=x)
+        norm_gate_up(poisoned, norm, EPS, next_weight, out, poisoned, wide, rows)
+        check(out, norm_gate_up_reference(residual, norm, EPS, next_weight))
+    else:
+        assert behind is SPLIT
+
+
+def test_rows_are_left_only_where_they_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """No rows for a norm in float16, whose range x * weight may leave, nor of too many tiles."""
+    monkeypatch.setattr(layer_linear, "choose", lambda *_: SKINNY)
+    assert takes_rows(4, torch.empty(8, 8, dtype=torch.bfloat16), gated=True)
+    assert not takes_rows(4, torch.empty(8, 8, dtype=torch.float16), gated=True)
+    monkeypatch.setattr(layer_linear, "choose", lambda *_: None)
+    assert not takes_rows(4, torch.empty(8, 8), gated=False)
+    monkeypatch.setattr(layer_linear, "choose", lambda *_: GEMV)
+    width = (MAX_SQUARES // 16 + 1) * GEMV.block_n
+    x, weight = torch.zeros(1, 8, device=device), torch.zeros(width, 8, device=device)
+    residual = torch.ones(1, width, device=device)
+    squares = torch.empty(MAX_SQUARES, device=device)
+    next_norm = NextNorm(torch.ones(width, device=device), EPS, torch.empty_like(residual), squares)
+    assert linear_add(x, weight, None, residual, next_norm) is None
 
 
 def test_one_token_needs_no_table() -> None:

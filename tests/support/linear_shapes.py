@@ -10,8 +10,11 @@ from typing import Literal
 import torch
 
 from cearx.kernels import layer_linear
+from cearx.kernels.scaled_rows import MAX_SQUARES, NextNorm, ScaledRows
 
 EPS = 1e-6
+PARTS = 64
+"""Tiles of the product before a norm."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +60,24 @@ class Operands:
         self.wide_TN = torch.empty(num_tokens, rows, device="cuda", dtype=torch.bfloat16)
         columns = rows // 2 if product.kind == "norm_gate_up" else rows
         self.out_TN = torch.zeros(num_tokens, columns, device="cuda", dtype=torch.bfloat16)
+        squares_TP = self.x_TK.float().square().unflatten(1, (-1, width // PARTS)).sum(-1)
+        scaled_TK = (self.x_TK.float() * self.norm_K.float()).bfloat16()
+        self.rows = ScaledRows(scaled_TK, squares_TP.t().contiguous(), EPS)
+        squares = torch.empty(MAX_SQUARES, dtype=torch.float32, device="cuda")
+        next_weight_N = torch.ones(rows, dtype=torch.bfloat16, device="cuda")
+        self.next_norm = NextNorm(next_weight_N, EPS, torch.empty_like(self.wide_TN), squares)
 
     def run(self, weight_NK: torch.Tensor) -> None:
-        """Launches the operation; `linear_add` adds to what `out_TN` holds."""
+        """Launches the operation; `linear_add` adds to what `out_TN` holds.
+
+        A kernel that can take or leave rows does: the norm's own kernel counts where it cannot.
+        """
+        gated = self.product.kind == "norm_gate_up"
+        takes = layer_linear.takes_rows(len(self.x_TK), weight_NK, gated=gated)
+        rows = self.rows if takes else None
         if self.product.kind == "norm_linear":
             layer_linear.norm_linear(
-                self.x_TK, self.norm_K, EPS, weight_NK, None, self.out_TN, self.scratch_TK
+                self.x_TK, self.norm_K, EPS, weight_NK, None, self.out_TN, self.scratch_TK, rows
             )
         elif self.product.kind == "norm_gate_up":
             layer_linear.norm_gate_up(
@@ -73,9 +88,10 @@ class Operands:
                 self.out_TN,
                 self.scratch_TK,
                 self.wide_TN,
+                rows,
             )
         elif self.product.kind == "linear_add":
-            layer_linear.linear_add(self.x_TK, weight_NK, None, self.out_TN)
+            layer_linear.linear_add(self.x_TK, weight_NK, None, self.out_TN, self.next_norm)
         else:
             layer_linear.linear(self.x_TK, weight_NK, self.out_TN)
 

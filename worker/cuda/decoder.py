@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from cearx.kernels.decode_attention import DecodeScratch, decode_attention, make_scratch
-from cearx.kernels.layer_linear import linear, linear_add, norm_gate_up, norm_linear
+from cearx.kernels.layer_linear import linear, linear_add, norm_gate_up, norm_linear, takes_rows
 from cearx.kernels.norm import rms_norm
 from cearx.kernels.position_and_store import position_and_store
 from cearx.kernels.prefill_attention import prefill_attention
+from cearx.kernels.scaled_rows import MAX_SQUARES, NextNorm, ScaledRows
 from cearx.worker.cuda.device_weights import MergedWeight, NormWeight
 from cearx.worker.model_config import FAMILIES, ModelConfig, UnsupportedModel
 from cearx.worker.models.llama import HEAD_WEIGHTS, LAYER_WEIGHTS, MODEL_WEIGHTS
@@ -74,6 +75,7 @@ class Workspace:
         self.attended_TO = buffer(max_num_tokens, config.num_heads * config.head_dim)
         self.gate_up_T2F = buffer(max_num_tokens, 2 * config.intermediate_size)
         self.mlp_TF = buffer(max_num_tokens, config.intermediate_size)
+        self.squares = torch.empty(MAX_SQUARES, dtype=torch.float32, device=device)
         self.rows_RE = buffer(max_num_rows, config.hidden_size)
         self.logits_RV = buffer(max_num_rows, config.vocab_size)
         self.attention: DecodeScratch = make_scratch(
@@ -144,8 +146,13 @@ class DeviceDecoder:
         num_tokens = len(step.input_ids_T)
         x_TE = workspace.residual_TE[:num_tokens]
         torch.index_select(self.embedding.weight_NK, 0, step.input_ids_T, out=x_TE)
-        for layer, kv_B2KPD in zip(self.layers, kv_layers_B2KPD, strict=True):
-            self._forward_layer(layer, x_TE, step, kv_B2KPD, workspace)
+        rows: ScaledRows | None = None
+        following = (*self.layers[1:], None)
+        for layer, after, kv_B2KPD in zip(self.layers, following, kv_layers_B2KPD, strict=True):
+            next_norm = None
+            if after is not None and takes_rows(num_tokens, after.qkv.weight_NK, gated=False):
+                next_norm = self._next_norm(after.attention_norm, num_tokens, workspace)
+            rows = self._forward_layer(layer, x_TE, step, kv_B2KPD, workspace, rows, next_norm)
         rows_RE = x_TE
         if step.logits_indices_R is not None:
             rows_RE = workspace.rows_RE[: len(step.logits_indices_R)]
@@ -163,15 +170,20 @@ class DeviceDecoder:
         step: StepTensors,
         kv_B2KPD: Tensor,
         workspace: Workspace,
-    ) -> None:
-        """Adds the layer's output to the residual stream `x_TE` in place."""
+        rows: ScaledRows | None,
+        next_norm: NextNorm | None,
+    ) -> ScaledRows | None:
+        """Adds the layer's output to the residual stream `x_TE` in place.
+
+        `rows` are those for this layer's first norm, the result those for `next_norm`.
+        """
         config, eps, num_tokens = self.config, self.config.rms_norm_eps, len(x_TE)
         normed_TE = workspace.normed_TE[:num_tokens]
         qkv_TX = workspace.qkv_TX[:num_tokens]
         attended_TO = workspace.attended_TO[:num_tokens]
         mlp_TF = workspace.mlp_TF[:num_tokens]
         qkv, norm = layer.qkv, layer.attention_norm.parts[""]
-        norm_linear(x_TE, norm, eps, qkv.weight_NK, qkv.bias_N, qkv_TX, normed_TE)
+        norm_linear(x_TE, norm, eps, qkv.weight_NK, qkv.bias_N, qkv_TX, normed_TE, rows)
         qk_norm = layer.qk_norm
         position_and_store(
             qkv_TX,
@@ -187,7 +199,10 @@ class DeviceDecoder:
         )
         self._attend(qkv_TX, attended_TO, step, kv_B2KPD, workspace)
         output = layer.attention_output
-        linear_add(attended_TO, output.weight_NK, output.bias_N, x_TE)
+        mlp_norm = None
+        if takes_rows(num_tokens, layer.gate_up.weight_NK, gated=True):
+            mlp_norm = self._next_norm(layer.mlp_norm, num_tokens, workspace)
+        rows = linear_add(attended_TO, output.weight_NK, output.bias_N, x_TE, mlp_norm)
         norm_gate_up(
             x_TE,
             layer.mlp_norm.parts[""],
@@ -196,8 +211,14 @@ class DeviceDecoder:
             mlp_TF,
             normed_TE,
             workspace.gate_up_T2F[:num_tokens],
+            rows,
         )
-        linear_add(mlp_TF, layer.down.weight_NK, None, x_TE)
+        return linear_add(mlp_TF, layer.down.weight_NK, None, x_TE, next_norm)
+
+    def _next_norm(self, norm: NormWeight, num_tokens: int, workspace: Workspace) -> NextNorm:
+        """The rows take the place where the norm's kernel would write, which then does not run."""
+        scaled_TE = workspace.normed_TE[:num_tokens]
+        return NextNorm(norm.parts[""], self.config.rms_norm_eps, scaled_TE, workspace.squares)
 
     def _attend(
         self,
