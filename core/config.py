@@ -15,6 +15,7 @@ DEFAULT_MODEL = "smollm2"
 """The name that stands for SmolLM2-135M-Instruct from its PyPI package (`model_source.py`)."""
 
 MAX_SHUTDOWN_TIMEOUT = 24 * 3600
+MAX_REQUEST_READ_TIMEOUT = 24 * 3600
 MAX_STARTUP_TIMEOUT = 7 * 24 * 3600
 """Seconds; in milliseconds it must fit what `poll` takes."""
 
@@ -298,6 +299,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Largest request body; more is answered with 413."""
     max_header_bytes: int = 16 * 1024
     """Largest request head; more is answered with 431."""
+    request_read_timeout: int = 60
+    """Seconds in which a request's head must be there, and then its body; else it gets a 408."""
     sse_keep_alive_interval: int = 0
     """Seconds of silence after which a stream gets a comment (0: never)."""
     shutdown_timeout: int = 0
@@ -317,6 +320,11 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least("--max-header-bytes", self.max_header_bytes, 1024)
+        if not 1 <= self.request_read_timeout <= MAX_REQUEST_READ_TIMEOUT:
+            raise ValueError(
+                f"--request-read-timeout must be in 1..{MAX_REQUEST_READ_TIMEOUT},"
+                f" got {self.request_read_timeout}"
+            )
         _at_least("--sse-keep-alive-interval", self.sse_keep_alive_interval, 0)
         if not 0 <= self.shutdown_timeout <= MAX_SHUTDOWN_TIMEOUT:
             raise ValueError(

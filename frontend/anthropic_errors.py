@@ -6,6 +6,7 @@ Called by the layers that refuse a request before its route sees it, and by the 
 from typing import Literal
 
 import msgspec
+from starlette.responses import Response
 
 from cearx.frontend.errors import ApiError, ErrorBody
 
@@ -16,6 +17,7 @@ ERROR_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "request_too_large",
     431: "invalid_request_error",
     503: "overloaded_error",
@@ -47,3 +49,11 @@ def error_type(path: str) -> type[ErrorBody] | type[AnthropicErrorBody]:
 
 def error_body(path: str, error: ApiError) -> bytes:
     return anthropic_error(error) if error_type(path) is AnthropicErrorBody else error.body()
+
+
+def error_response(path: str, error: ApiError) -> Response:
+    """For a request that was read to its end."""
+    retry = error.retry_after_s
+    headers = None if retry is None else {"Retry-After": str(retry)}
+    body = error_body(path, error)
+    return Response(body, error.status, headers, media_type="application/json")

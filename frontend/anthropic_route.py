@@ -19,8 +19,13 @@ from cearx.frontend.server_state import ServerState
 
 async def plan_messages(state: ServerState, body: bytes) -> AnswerPlan:
     """Raises ApiError."""
-    asked = state.parser.parse(body, MessagesRequest)
-    request = convert(chat_fields(asked), ChatCompletionRequest)
+
+    def read(body: bytes) -> ChatCompletionRequest:
+        return convert(
+            chat_fields(state.parser.parse(body, MessagesRequest)), ChatCompletionRequest
+        )
+
+    request = await state.prompt_work.read(body, read)
     plan = await plan_conversation(state, request, AnthropicFormat, num_bytes=len(body))
     assert isinstance(plan.format, AnthropicFormat), "the route's own format"
     plan.format.num_prompt_tokens = plan.num_prompt_tokens
@@ -29,9 +34,13 @@ async def plan_messages(state: ServerState, body: bytes) -> AnswerPlan:
     return plan
 
 
-async def count_tokens(state: ServerState, asked: CountTokensRequest) -> CountTokensAnswer:
+async def count_tokens(state: ServerState, body: bytes) -> bytes:
     """As a message would be counted, which also means that it must fit the context."""
-    request = convert(prompt_fields(asked), ChatCompletionRequest)
-    size = len(msgspec.json.encode(asked))
-    plan = await plan_conversation(state, request, AnthropicFormat, num_bytes=size)
-    return CountTokensAnswer(input_tokens=plan.num_prompt_tokens)
+
+    def read(body: bytes) -> ChatCompletionRequest:
+        asked = state.parser.parse(body, CountTokensRequest)
+        return convert(prompt_fields(asked), ChatCompletionRequest)
+
+    request = await state.prompt_work.read(body, read)
+    plan = await plan_conversation(state, request, AnthropicFormat, num_bytes=len(body))
+    return msgspec.json.encode(CountTokensAnswer(input_tokens=plan.num_prompt_tokens))

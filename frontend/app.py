@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cearx.frontend.access_log import AccessLog
 from cearx.frontend.anthropic_errors import anthropic_error, error_body
 from cearx.frontend.anthropic_route import count_tokens, plan_messages
-from cearx.frontend.anthropic_types import CountTokensRequest
 from cearx.frontend.authentication import Authentication
 from cearx.frontend.chat_route import plan_chat
 from cearx.frontend.completions_route import plan_completion
@@ -27,15 +26,7 @@ from cearx.frontend.openai_types import ModelCard, ModelList
 from cearx.frontend.openapi import describe_api
 from cearx.frontend.responses_route import plan_responses
 from cearx.frontend.server_state import ServerState
-from cearx.frontend.token_routes import (
-    AbortRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    abort_requests,
-    detokenize,
-    json_endpoint,
-    tokenize,
-)
+from cearx.frontend.token_routes import abort_requests, detokenize, json_endpoint, tokenize
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -93,12 +84,12 @@ def _routes(state: ServerState) -> Starlette:
 
 def _small_routes(state: ServerState) -> list[Route]:
     return [
-        Route(path, endpoint, methods=["POST"])
-        for path, endpoint in (
-            ("/tokenize", json_endpoint(state, TokenizeRequest, tokenize)),
-            ("/detokenize", json_endpoint(state, DetokenizeRequest, detokenize)),
-            ("/v1/messages/count_tokens", json_endpoint(state, CountTokensRequest, count_tokens)),
-            ("/abort_requests", json_endpoint(state, AbortRequest, abort_requests)),
+        Route(path, json_endpoint(state, handle), methods=["POST"])
+        for path, handle in (
+            ("/tokenize", tokenize),
+            ("/detokenize", detokenize),
+            ("/v1/messages/count_tokens", count_tokens),
+            ("/abort_requests", abort_requests),
         )
     ]
 

@@ -35,7 +35,7 @@ MAX_KWARG_CHARS = 256
 
 async def plan_chat(state: ServerState, body: bytes) -> AnswerPlan:
     """Raises ApiError."""
-    request = state.parser.parse(body, ChatCompletionRequest)
+    request = await state.parse(body, ChatCompletionRequest)
     return await plan_conversation(state, request, ChatFormat, num_bytes=len(body))
 
 

@@ -22,7 +22,7 @@ DEFAULT_MAX_TOKENS = 16
 
 async def plan_completion(state: ServerState, body: bytes) -> AnswerPlan:
     """Raises ApiError."""
-    request = state.parser.parse(body, CompletionRequest)
+    request = await state.parse(body, CompletionRequest)
     check_model(state, request.model)
     engine = state.client.require_ready()
     num_logprobs = request.logprobs

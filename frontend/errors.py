@@ -131,6 +131,14 @@ def refused(refusal: Refused) -> ApiError:
             return unavailable(message, "server_busy", RETRY_AFTER_S)
 
 
+def too_slow(part: str, timeout_s: float) -> ApiError:
+    """408: `part` of a request, 'head' or 'body', was not there in time."""
+    message = (
+        f"The {part} of the request was not complete after {timeout_s:g} s (--request-read-timeout)"
+    )
+    return ApiError(408, message, code="request_read_timeout")
+
+
 def server_error(message: str, code: str = "internal_error") -> ApiError:
     """500: the server is at fault; the message is a constant."""
     return ApiError(500, message, kind="server_error", code=code)

@@ -22,7 +22,13 @@ from cearx.frontend.detokenizer import IncrementalDetokenizer
 from cearx.frontend.disconnect import serve_while_connected
 from cearx.frontend.engine_client import EngineRequest
 from cearx.frontend.errors import ApiError, invalid, model_not_found
-from cearx.frontend.http_io import ClientDisconnected, read_body, refuse_body, send_error
+from cearx.frontend.http_io import (
+    BodyLimits,
+    ClientDisconnected,
+    read_body,
+    refuse_body,
+    send_error,
+)
 from cearx.frontend.logprobs import TokenNames
 from cearx.frontend.openai_types import MAX_CHOICES, GenerationRequest
 from cearx.frontend.output_parser import OutputRules
@@ -57,12 +63,13 @@ class GenerationRoute:
         error_body: Callable[[ApiError], bytes] = ApiError.body,
     ) -> None:
         self._state = state
+        self._limits = BodyLimits.of(state.config)
         self._make_plan = make_plan
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await read_body(scope, receive, self._state.config.max_body_bytes)
+            body = await read_body(scope, receive, self._limits)
         except ClientDisconnected:
             return
         except ApiError as error:

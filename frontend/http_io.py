@@ -1,15 +1,18 @@
 """Reading request bodies and writing whole responses, on bare ASGI.
 
-Owns the size limit of bodies, counted as they arrive whatever Content-Length says. Called by the
-routes.
+Owns the limits of bodies: their size, counted as they arrive whatever Content-Length says, and the
+time in which they must be there. Called by the routes.
 """
 
+import asyncio
 from collections.abc import Iterable
 
 import anyio
+import msgspec
 from starlette.types import Receive, Scope, Send
 
-from cearx.frontend.errors import ApiError
+from cearx.core.config import FrontendConfig
+from cearx.frontend.errors import ApiError, too_slow
 
 DISCARD_BYTES = 64 * 1024 * 1024
 DISCARD_S = 2.0
@@ -21,11 +24,30 @@ class ClientDisconnected(Exception):
     """The client went away before its request was complete."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The whole body; raises ApiError (413) as soon as it is larger than `limit` bytes."""
+class BodyLimits(msgspec.Struct, frozen=True):
+    """What a body may be."""
+
+    max_bytes: int
+    timeout_s: float
+
+    @classmethod
+    def of(cls, config: FrontendConfig) -> "BodyLimits":
+        return cls(config.max_body_bytes, config.request_read_timeout)
+
+
+async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes:
+    """The whole body; raises ApiError as soon as it is too large (413) or too late (408)."""
     declared = _content_length(scope)
-    if declared is not None and declared > limit:
-        raise _too_large(declared, limit)
+    if declared is not None and declared > limits.max_bytes:
+        raise _too_large(declared, limits.max_bytes)
+    try:
+        async with asyncio.timeout(limits.timeout_s):
+            return await _receive_all(receive, limits.max_bytes)
+    except TimeoutError:
+        raise too_slow("body", limits.timeout_s) from None
+
+
+async def _receive_all(receive: Receive, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:

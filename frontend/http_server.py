@@ -9,14 +9,14 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from hypercorn.asyncio import run, serve
+from hypercorn.asyncio import run, serve, tcp_server
 from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.config import Config
 from hypercorn.events import Event, Updated
 from hypercorn.typing import ASGIFramework
 from starlette.types import ASGIApp
 
 from cearx.core.config import FrontendConfig
+from cearx.frontend.http_protocol import HTTP1, ServerConfig
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75.0
@@ -43,8 +43,8 @@ class Connection(TCPServer):
         await super().protocol_send(event)
 
 
-def hypercorn_config(listen_fd: int, flags: FrontendConfig) -> Config:
-    config = Config()
+def hypercorn_config(listen_fd: int, flags: FrontendConfig) -> ServerConfig:
+    config = ServerConfig()
     if flags.ssl_certfile is not None:
         config.certfile = str(flags.ssl_certfile)
         config.keyfile = str(flags.ssl_keyfile)
@@ -55,6 +55,8 @@ def hypercorn_config(listen_fd: int, flags: FrontendConfig) -> Config:
     config.keep_alive_timeout = KEEP_ALIVE_S
     config.keep_alive_max_requests = 1_000_000_000
     config.h11_max_incomplete_size = flags.max_header_bytes
+    config.request_read_timeout_s = flags.request_read_timeout
+    config.ssl_handshake_timeout = flags.request_read_timeout
     config.max_app_queue_size = 64
     config.accesslog = None
     config.errorlog = "-"
@@ -74,7 +76,9 @@ async def serve_http(
     # Starlette types ASGI messages as mappings, hypercorn as one TypedDict a kind.
     asgi_app = cast(ASGIFramework, app)
     config = hypercorn_config(listen_fd, flags)
-    run.TCPServer = Connection  # type: ignore[attr-defined]  # hypercorn has no setting
+    # hypercorn has no settings for these.
+    run.TCPServer = Connection  # type: ignore[attr-defined]
+    tcp_server.ProtocolWrapper = HTTP1  # type: ignore[assignment, attr-defined]
     await serve(asgi_app, config, shutdown_trigger=run_until_end, mode="asgi")
 
 

@@ -23,8 +23,12 @@ RENAMED = (
 
 async def plan_responses(state: ServerState, body: bytes) -> AnswerPlan:
     """Raises ApiError."""
-    asked = state.parser.parse(body, ResponsesRequest)
-    request = convert(chat_fields(asked), ChatCompletionRequest)
+
+    def read(body: bytes) -> tuple[ResponsesRequest, ChatCompletionRequest]:
+        asked = state.parser.parse(body, ResponsesRequest)
+        return asked, convert(chat_fields(asked), ChatCompletionRequest)
+
+    asked, request = await state.prompt_work.read(body, read)
     try:
         plan = await plan_conversation(state, request, ResponsesFormat, num_bytes=len(body))
     except ApiError as error:

@@ -1,6 +1,8 @@
 """What the routes of one frontend share; built once by `process.py`, changed by nobody."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +18,8 @@ from cearx.frontend.prompts import PromptPacker
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.tokenizer import Tokenizer
 from cearx.frontend.tool_parsers import ToolParser
+
+REQUEST = TypeVar("REQUEST", bound=msgspec.Struct)
 
 
 class ServerState(msgspec.Struct, kw_only=True):
@@ -50,6 +54,11 @@ class ServerState(msgspec.Struct, kw_only=True):
         if caller.tenant is None:
             return self
         return msgspec.structs.replace(self, tenant=caller.tenant)
+
+    async def parse(self, body: bytes, request_type: type[REQUEST]) -> REQUEST:
+        """A body as the struct that its route takes; raises ApiError (400)."""
+        read = partial(self.parser.parse, request_type=request_type)
+        return await self.prompt_work.read(body, read)
 
     def context_length(self, engine: EngineReady) -> int:
         """Tokens of prompt and output that one request may have: the model's, or the pool's."""

@@ -1,12 +1,13 @@
 """Where prompts are made: on the event loop's thread, or off it."""
 
+import gc
 import threading
 import time
 
 import anyio
 import pytest
 
-from cearx.frontend.prompt_work import MAX_AT_ONCE_BYTES, SLOW_S, PromptWork
+from cearx.frontend.prompt_work import MAX_AT_ONCE_BYTES, MAX_READ_AT_ONCE_BYTES, SLOW_S, PromptWork
 
 
 def test_short_prompts_are_made_at_once_and_long_ones_in_a_thread() -> None:
@@ -50,3 +51,20 @@ def test_a_failure_comes_out_of_either_place() -> None:
                 await work.run(size, fail)
 
     anyio.run(both)
+
+
+def test_large_bodies_are_read_in_a_thread_while_the_collector_rests() -> None:
+    """And it works again afterwards, whatever became of the body."""
+
+    def fail(body: bytes) -> None:
+        assert not gc.isenabled()
+        raise ValueError(threading.get_ident())
+
+    async def read(size: int) -> int:
+        return await PromptWork(1).read(bytes(size), lambda _: threading.get_ident())
+
+    assert anyio.run(read, MAX_READ_AT_ONCE_BYTES) == threading.get_ident()
+    assert anyio.run(read, MAX_READ_AT_ONCE_BYTES + 1) != threading.get_ident()
+    with pytest.raises(ValueError):
+        anyio.run(PromptWork(1).read, bytes(MAX_READ_AT_ONCE_BYTES + 1), fail)
+    assert gc.isenabled()

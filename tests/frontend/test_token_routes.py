@@ -1,6 +1,7 @@
 """/tokenize, /detokenize and /abort_requests beside what the generation routes do."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -60,6 +61,35 @@ def test_bad_bodies(server: FrontendServer, path: str, fields: dict[str, Any], p
 def test_a_long_text_is_no_error(server: FrontendServer) -> None:
     """Whoever counts tokens wants the number, also beyond the context."""
     assert server.post("/tokenize", prompt="a" * 1000).json()["count"] == 1000
+
+
+def test_large_bodies_are_read_and_worked_on_in_threads(
+    server: FrontendServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the JSON nor the tokenizer of a large body runs where the streams wait for it."""
+    seen: set[tuple[str, int]] = set()
+    state = server.state
+
+    def watch(owner: object, name: str) -> None:
+        original: Callable[..., Any] = getattr(owner, name)
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            seen.add((name, threading.get_ident()))
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(state.parser, "parse")
+    watch(state.tokenizer, "encode")
+    watch(state.tokenizer, "decode")
+    loop_thread: list[int] = []
+    server.loop.call_soon_threadsafe(lambda: loop_thread.append(threading.get_ident()))
+    assert server.post("/tokenize", prompt="a" * 50_000).json()["count"] == 50_000
+    assert server.post("/detokenize", tokens=[97] * 50_000).json()["prompt"] == "a" * 50_000
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"):
+        assert server.post(path, junk="a" * 50_000).status_code == 400
+    assert {name for name, _ in seen} == {"parse", "encode", "decode"}
+    assert loop_thread[0] not in {thread for _, thread in seen}
 
 
 def test_abort_by_request_id() -> None:
