@@ -14,6 +14,9 @@ import msgspec
 DEFAULT_MODEL = "smollm2"
 """The name that stands for SmolLM2-135M-Instruct from its PyPI package (`model_source.py`)."""
 
+Task = Literal["generate", "embed", "score"]
+"""What a model is served for; each has endpoints of its own."""
+
 MAX_SHUTDOWN_TIMEOUT = 24 * 3600
 MAX_REQUEST_READ_TIMEOUT = 24 * 3600
 MAX_STARTUP_TIMEOUT = 7 * 24 * 3600
@@ -354,6 +357,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """File with one key a line; '#' begins a comment."""
     frontends: int | None = None
     """HTTP processes that share the port; default: one for every 4 cores, at least 1, at most 4."""
+    task: Literal["auto", "generate", "embed", "score"] = "auto"
+    """What the model is served for: text, embeddings, or scores of pairs of texts.
+
+    'auto' looks at the model (`model_task.py`)."""
     startup_timeout: int = 600
     """Seconds until every process must be ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -379,6 +386,8 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """A Hugging Face folder, or one .gguf file."""
     name: str
     """What the person called it."""
+    task: Task = "generate"
+    """What it is served for."""
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="process"):
@@ -395,6 +404,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True, tag_field="process")
 class CoreLaunch(LaunchSpec, frozen=True, kw_only=True, tag="core"):
     config: CoreConfig
     frontends: int
+    generates: bool = True
+    """Whether requests bring tokens, or else vectors."""
     hash_secret: bytes
     """Key of the block hashes (`block_hash.py`), never logged."""
 

@@ -213,6 +213,7 @@ class Engine:
             token_ids=submit.token_ids,
             sampling=submit.sampling,
             grammar=submit.grammar,
+            pooling=submit.pooling,
         )
         return None
 
@@ -221,6 +222,8 @@ class Engine:
             raise MessageRejected(f"token_ids of {len(submit.token_ids)} bytes")
         if (frontend_index, submit.request_key) in self._by_key:
             raise MessageRejected(f"request key {submit.request_key} is in use")
+        if submit.pooling is not None and submit.max_tokens != 1:
+            raise MessageRejected(f"max_tokens {submit.max_tokens} for one vector")
         full_blocks = len(submit.token_ids) // TOKEN_BYTES // self._config.block_size
         expected = full_blocks if self._config.enable_prefix_caching else 0
         if len(submit.block_hashes) != expected:
@@ -330,6 +333,9 @@ class Engine:
         sealed: list[BlockSealed],
         stop_tokens: dict[RequestId, int],
     ) -> None:
+        if row.vector is not None:  # its one output, which nothing is computed from
+            request.num_outputs += 1
+            return
         if row.token_id is None:
             stopped.append(RowStopped(request_id=row.request_id, reason=FinishReason.FAILED))
             return
@@ -373,6 +379,7 @@ class Engine:
                     num_cached_tokens=request.num_cached_tokens,
                     prompt_logprobs=told.pop(row.request_id, ()),
                     is_grammar_fault=row.is_grammar_fault,
+                    vector=row.vector,
                 )
             )
             request.num_cached_tokens = None

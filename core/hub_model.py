@@ -21,8 +21,9 @@ from huggingface_hub.utils.tqdm import tqdm
 from cearx.core.model_error import ModelNotFound, OnProgress, storage_error
 
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
-UNWANTED = ["*/*", "consolidated*.safetensors"]
-"""Sub-folders hold other formats, consolidated files hold the same weights again."""
+UNWANTED = ["[!1]*/*", "1*/*.safetensors", "consolidated*.safetensors"]
+"""Sub-folders hold other formats, but 1_Pooling says how an embedding model pools; consolidated
+files hold the same weights again."""
 INDEX = "model.safetensors.index.json"
 
 

@@ -70,6 +70,26 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
     """Sequences of tokens; the last token of one cannot follow the others in the output."""
 
 
+class Embed(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="embed"):
+    """Wanted of a prompt: its last token's hidden state behind the final norm."""
+
+    dimensions: int | None = None
+    """Only so many first components; None: all."""
+    normalize: bool = True
+    """To length 1, behind the cut."""
+
+
+class Score(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag="score"):
+    """Wanted of a prompt: how likely `positive` follows it, if it is one of the two tokens."""
+
+    negative: int
+    positive: int
+
+
+Pooling = Embed | Score
+"""What is made of a prompt in place of a token; little-endian float32 in `vector` fields."""
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Natural-log probabilities under the raw model distribution (before any processing)."""
 
@@ -121,6 +141,8 @@ class Submit(_Message, frozen=True, tag="submit"):
     """n of the HTTP request in the first of its n submits, 0 in the others."""
     grammar: str | None = None
     """What the output must follow (`core/grammar.py`); a `Vocabulary` was sent before."""
+    pooling: Pooling | None = None
+    """The one output is a vector and no token; max_tokens is 1 and nothing is sampled."""
 
 
 class Cancel(_Message, frozen=True, tag="cancel"):
@@ -164,6 +186,8 @@ class EngineReady(_Message, frozen=True, tag="ready"):
     enable_prefix_caching: bool
     has_priorities: bool = False
     """Whether a request's priority counts."""
+    embedding_size: int | None = None
+    """Components of an embedding; None: the server makes none."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -182,6 +206,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Of the next tokens of the prompt, which come in order, the first token left out."""
     is_grammar_fault: bool = False
     """With FAILED: the request's own grammar took too much work."""
+    vector: bytes | None = None
+    """Of a request with `pooling`, whose only output this is."""
 
 
 class StepOutputs(_Message, frozen=True, tag="outputs"):
@@ -215,6 +241,8 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     sampling: SamplingParams
     grammar: str | None = None
     """What the output must follow; it was prepared."""
+    pooling: Pooling | None = None
+    """Its row brings a vector and no token."""
 
 
 class PrepareGrammar(_Message, frozen=True, tag="prepare_grammar"):
@@ -244,17 +272,21 @@ class WorkerReady(_Message, frozen=True, tag="worker_ready"):
     max_num_seqs: int
     """As given, or what suits the worker's device."""
     max_num_batched_tokens: int
+    embedding_size: int | None = None
+    """Components of an embedding; None: the server makes none."""
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     request_id: RequestId
     token_id: int | None
-    """None when this request failed alone (for example non-finite logits)."""
+    """None when this request failed alone (for example non-finite logits), or with a vector."""
     logprobs: TokenLogprobs | None
     error: str | None
     """Set with token_id None: what failed, without user data."""
     is_grammar_fault: bool = False
     """With an error: the request's own grammar took too much work."""
+    vector: bytes | None = None
+    """In place of a token."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -51,7 +51,9 @@ class _Life(msgspec.Struct, kw_only=True):
 class MetricsFold:
     """See the module docstring. `counters` and `histograms` are complete after every `apply`."""
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, *, generates: bool = True) -> None:
+        """`generates`: an output is a token; else it is a vector, which is not counted as one."""
+        self._generates = generates
         self.counters = Counters()
         self.histograms = Histograms.empty(max_model_len)
         self._lives: dict[RequestId, _Life] = {}
@@ -141,7 +143,8 @@ class MetricsFold:
             num_calm = len(self._batch)
         if num_calm:
             self.histograms.inter_token_us.observe(now_us - self._step_us, num_calm)
-        self.counters.num_generated_tokens += len(self._batch)
+        if self._generates:
+            self.counters.num_generated_tokens += len(self._batch)
         self._step_us = now_us
         self._num_finished += 1
 
@@ -171,7 +174,8 @@ class MetricsFold:
             self.histograms.inter_token_us.observe(now_us - life.last_us)
             return
         life.first_us = now_us
-        self.histograms.first_token_us.observe(now_us - life.received_us)
+        if self._generates:
+            self.histograms.first_token_us.observe(now_us - life.received_us)
         self.counters.num_prompt_tokens += life.num_prompt_tokens
         self.counters.num_cached_prompt_tokens += life.num_cached_tokens
 
@@ -189,6 +193,8 @@ class MetricsFold:
             self._calm_decodes = None
         reason, counters = decision.reason, self.counters
         is_stop_string = self._cancel_reason is CancelReason.STOP_STRING
+        if not self._generates and reason is FinishReason.LENGTH:  # all that was asked for
+            reason = FinishReason.STOP
         if reason is FinishReason.STOP or (reason is FinishReason.CANCELLED and is_stop_string):
             counters.num_stopped += 1
             self._observe(life, now_us)
@@ -209,15 +215,17 @@ class MetricsFold:
         histograms.e2e_us.observe(now_us - life.received_us)
         histograms.queue_us.observe(admitted_us - life.arrived_us)
         histograms.prefill_us.observe(first_us - admitted_us)
-        histograms.decode_us.observe(decode_us)
         histograms.inference_us.observe(life.last_us - admitted_us)
-        if life.num_tokens > 1:
-            histograms.per_token_us.observe(decode_us // (life.num_tokens - 1))
         histograms.prompt_tokens.observe(life.num_prompt_tokens)
-        histograms.generated_tokens.observe(life.num_tokens)
-        histograms.max_tokens.observe(life.max_tokens)
         histograms.num_preemptions.observe(life.num_preemptions)
         histograms.computed_prefill_tokens.observe(life.num_prompt_tokens - life.num_cached_tokens)
+        if not self._generates:
+            return
+        histograms.decode_us.observe(decode_us)
+        if life.num_tokens > 1:
+            histograms.per_token_us.observe(decode_us // (life.num_tokens - 1))
+        histograms.generated_tokens.observe(life.num_tokens)
+        histograms.max_tokens.observe(life.max_tokens)
 
 
 class MeteredLog:

@@ -271,12 +271,14 @@ def main() -> int:
     worker = process.wait_for_worker()
     if worker is None:
         return 0
+    # Where prompts bring vectors, a prompt may fill the context: its output is no token of it.
+    num_free = 0 if spec.generates else 1
     try:
         config = scheduler_config(
             spec.config,
             block_size=worker.block_size,
             num_blocks=worker.num_blocks,
-            max_model_len=worker.max_model_len,
+            max_model_len=worker.max_model_len + num_free,
             max_num_seqs=worker.max_num_seqs,
             max_num_batched_tokens=worker.max_num_batched_tokens,
         )
@@ -293,9 +295,10 @@ def main() -> int:
         vocab_size=worker.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
         has_priorities=config.scheduling_policy == "priority",
+        embedding_size=worker.embedding_size,
     )
     try:
-        metrics = MetricsFold(config.max_model_len)
+        metrics = MetricsFold(config.max_model_len, generates=spec.generates)
         metered = MeteredLog(event_log, metrics, _now_us)
         engine = Engine(config, spec.hash_secret, metered)
         gc.collect()

@@ -29,6 +29,7 @@ from cearx.core.config import (
     Launch,
     ModelFiles,
     ServerConfig,
+    Task,
     WorkerConfig,
     WorkerLaunch,
 )
@@ -43,6 +44,7 @@ from cearx.core.listener import (
 from cearx.core.machine import available_cores
 from cearx.core.messages import ChildToSupervisor, ProcessFailed, ProcessReady, Progress
 from cearx.core.model_source import ModelNotFound, resolve
+from cearx.core.model_task import with_task
 from cearx.core.router_links import RouterLinks
 from cearx.core.runtime_folder import RuntimeFolder
 from cearx.core.standard_streams import secure_standard_streams
@@ -53,6 +55,7 @@ EXIT_FAULT = 1
 EXIT_CANNOT_START = 2
 CORES_PER_FRONTEND = 4
 MAX_DEFAULT_FRONTENDS = 4
+PURPOSES: dict[Task, str] = {"embed": "embeddings only", "score": "scores of texts only"}
 END_FRONTENDS_WITHIN_S = 5.0
 """From the end of the time that running requests get."""
 
@@ -93,7 +96,7 @@ def serve(model: str | None, flags: ServeFlags) -> int:
             digests = api_key_digests(flags.server, os.environ)
             check_certificate(flags.frontend)
             listener = listen(flags.server)
-            files = _find_model(model, display)
+            files = _find_model(model, flags.server, display)
     except (CannotStart, CannotListen, ValueError) as error:
         return _report(console, error, EXIT_CANNOT_START)
     except KeyboardInterrupt:
@@ -104,6 +107,7 @@ def serve(model: str | None, flags: ServeFlags) -> int:
         with StartupDisplay(console) as display:
             details = supervisor.wait_until_ready(display)
         name = flags.frontend.served_model_name or files.name
+        purpose = "" if files.task == "generate" else f" ({PURPOSES[files.task]})"
         _tell(console, details)
         if not digests and (host := public_host(listener)):
             console.print(
@@ -112,7 +116,7 @@ def serve(model: str | None, flags: ServeFlags) -> int:
         scheme = "http" if flags.frontend.ssl_certfile is None else "https"
         console.print(
             f"[green]ready[/] {escape(name)} on {url(listener, scheme)}"
-            f" after {time.monotonic() - start:.1f} s",
+            f" after {time.monotonic() - start:.1f} s{purpose}",
             highlight=False,
             soft_wrap=True,
         )
@@ -139,9 +143,10 @@ def _report(console: Console, error: Exception, code: int) -> int:
     return code
 
 
-def _find_model(model: str | None, display: StartupDisplay) -> ModelFiles:
+def _find_model(model: str | None, config: ServerConfig, display: StartupDisplay) -> ModelFiles:
     try:
-        return resolve(model, lambda stage, done, total: display.show("model", stage, done, total))
+        files = resolve(model, lambda stage, done, total: display.show("model", stage, done, total))
+        return with_task(files, None if config.task == "auto" else config.task)
     except ModelNotFound as error:
         raise CannotStart(str(error)) from error
 
@@ -296,6 +301,7 @@ def _launches(
         log_format=log_format,
         config=flags.core,
         frontends=frontends,
+        generates=files.task == "generate",
         hash_secret=secret,
     )
     worker = WorkerLaunch(

@@ -143,6 +143,8 @@ class _HFConfig(_HFArchitectures, kw_only=True):
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float | None = None
     use_sliding_window: bool = False
+    is_causal: bool = True
+    use_bidirectional_attention: bool | str | None = None
     layer_types: list[str] | None = None
     quantization_config: dict[str, Any] | None = None
     torch_dtype: str | None = None
@@ -224,6 +226,8 @@ def _refuse_unsupported(hf: _HFConfig) -> None:
     if hf.use_sliding_window or other_layers:
         kinds = ", ".join(sorted(other_layers)) or "use_sliding_window"
         raise UnsupportedModel(f"{kinds} is not supported; supported: full_attention")
+    if not hf.is_causal or hf.use_bidirectional_attention:
+        raise UnsupportedModel("bidirectional attention is not supported; supported: causal")
     if hf.quantization_config is not None:
         method = hf.quantization_config.get("quant_method", "(unnamed)")
         raise UnsupportedModel(f"quantization {method} of a safetensors model is not supported")

@@ -26,6 +26,14 @@ from cearx.worker.weights import DummyWeights, WeightSlot, WeightSource, fill_sl
 
 CONFIG_FILE = "config.json"
 GGUF_SUFFIX = ".gguf"
+GGUF_POOLING = (0, 3)
+"""Of llama.cpp's `pooling_type`, where there is one: none and last token."""
+BASE_MODELS = {
+    "LlamaModel": "LlamaForCausalLM",
+    "Qwen2Model": "Qwen2ForCausalLM",
+    "Qwen3Model": "Qwen3ForCausalLM",
+}
+"""What checkpoints without an output layer call their architecture; they make embeddings only."""
 DTYPES = {
     "auto": torch.float32,  # exact, and the only type that every CPU computes fast
     "float32": torch.float32,
@@ -85,8 +93,14 @@ class Checkpoint:
 def open_checkpoint(files: ModelFiles, config: WorkerConfig) -> Checkpoint:
     """Reads the shape; raises StartupError for files that cannot be used."""
     _check_format(files.path, config.load_format)
+    is_embed = files.task == "embed"
     gguf = GGUFFile(files.path) if files.path.suffix == GGUF_SUFFIX else None
-    model_config, model_type = _describe(files.path, gguf)
+    model_config, model_type = _describe(files.path, gguf, BASE_MODELS if is_embed else {})
+    if is_embed:
+        if gguf is not None:
+            _check_pooling(gguf)
+        # Nobody asks for its logits; checkpoints of embedding models have no output layer.
+        model_config = msgspec.structs.replace(model_config, tie_word_embeddings=True)
     return Checkpoint(files.path, gguf, model_config, model_type)
 
 
@@ -120,6 +134,14 @@ def fill_from(
     )
 
 
+def _check_pooling(gguf: GGUFFile) -> None:
+    kind = gguf.get(f"{gguf.get('general.architecture')}.pooling_type")
+    if not (kind is None or (isinstance(kind, int) and kind in GGUF_POOLING)):
+        raise StartupError(
+            f"{gguf.path} has pooling_type {kind}, which is not supported; supported: 3 (last)"
+        )
+
+
 def _check_format(path: Path, load_format: str) -> None:
     is_gguf = path.suffix == GGUF_SUFFIX
     if load_format == "gguf" and not is_gguf:
@@ -128,13 +150,18 @@ def _check_format(path: Path, load_format: str) -> None:
         raise StartupError(f"--load-format safetensors needs a folder, got {path}")
 
 
-def _describe(path: Path, gguf: GGUFFile | None) -> tuple[ModelConfig, type[LanguageModel]]:
+def _describe(
+    path: Path, gguf: GGUFFile | None, aliases: Mapping[str, str]
+) -> tuple[ModelConfig, type[LanguageModel]]:
+    """`aliases`: architectures that count as others."""
     if gguf is not None:
         model_config = gguf_model_config(gguf)
         return model_config, find_model(model_config.architecture)
     config_path = path / CONFIG_FILE
     try:
         raw: Mapping[str, Any] = msgspec.json.decode(config_path.read_bytes(), type=dict[str, Any])
+        architecture = hf_architecture(raw)
+        raw = {**raw, "architectures": [aliases.get(architecture, architecture)]}
         model_type = find_model(hf_architecture(raw))
         return from_hf_config(raw, model_type.family), model_type
     except (OSError, ValueError) as error:

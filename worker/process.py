@@ -38,6 +38,7 @@ from cearx.worker.sampler import Sampler
 from cearx.worker.seats import SeatTable
 from cearx.worker.step_runner import StepRunner
 from cearx.worker.warm_up import warm_up
+from cearx.worker.warm_up_step import PROBES
 
 RETRY_MS = 5
 """How soon a message that the core could not take is offered again."""
@@ -134,7 +135,7 @@ def _start_cuda(
     from cearx.worker.cuda.start import start_cuda  # imports Triton, which the CPU does not need
 
     started = start_cuda(spec, sizes, device, progress)
-    ready = _ready(sizes, started.config, started.num_blocks, started.max_model_len)
+    ready = _ready(spec, sizes, started.config, started.num_blocks, started.max_model_len)
     return StartedWorker(started.runner, ready, started.memory_table)
 
 
@@ -169,13 +170,14 @@ def _start_cpu(
         max_model_len=memory.max_model_len,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
+        pooling=PROBES.get(spec.model.task),
     )
-    ready = _ready(sizes, loaded.config, memory.num_blocks, memory.max_model_len)
+    ready = _ready(spec, sizes, loaded.config, memory.num_blocks, memory.max_model_len)
     return StartedWorker(runner, ready, memory_table(memory))
 
 
 def _ready(
-    sizes: StepSizes, model: ModelConfig, num_blocks: int, max_model_len: int
+    spec: WorkerLaunch, sizes: StepSizes, model: ModelConfig, num_blocks: int, max_model_len: int
 ) -> WorkerReady:
     return WorkerReady(
         num_blocks=num_blocks,
@@ -184,6 +186,7 @@ def _ready(
         vocab_size=model.vocab_size,
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
+        embedding_size=model.hidden_size if spec.model.task == "embed" else None,
     )
 
 

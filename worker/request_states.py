@@ -11,7 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cearx.core.identifiers import RequestId
-from cearx.core.messages import ExecuteStep, NewRequest, RowOutput, unpack_tokens
+from cearx.core.messages import (
+    ExecuteStep,
+    NewRequest,
+    Pooling,
+    RowOutput,
+    Score,
+    unpack_tokens,
+)
 from cearx.worker.grammar_table import GrammarTable
 from cearx.worker.sampling_rule import SamplingRule, check_token_ids
 from cearx.worker.seats import SeatTable
@@ -29,6 +36,7 @@ class RequestState:
         prompt: Sequence[int] | NDArray[np.int32],
         rule: SamplingRule | None,
         error: str = "",
+        pooling: Pooling | None = None,
     ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = len(prompt)
@@ -38,6 +46,8 @@ class RequestState:
         self.rule = rule
         """None when the request cannot be sampled, for the reason in `error`."""
         self.error = error
+        self.pooling = pooling
+        """What its one row brings, when that is no token."""
         self.seat: int | None = None
         """Its row in the seat table while it runs."""
 
@@ -129,9 +139,13 @@ def new_state(new: NewRequest, vocab_size: int, grammars: GrammarTable) -> Reque
     try:
         outside = prompt[(prompt < 0) | (prompt >= vocab_size)]
         check_token_ids("prompt", outside[:1].tolist(), vocab_size)
+        if isinstance(new.pooling, Score):
+            labels = [new.pooling.negative, new.pooling.positive]
+            check_token_ids("labels", labels, vocab_size)
         matcher = None if new.grammar is None else grammars.matcher(new.grammar)
         rule = SamplingRule(new.sampling, prompt.tolist(), vocab_size, matcher)
     except (ValueError, OverflowError) as error:
         valid = np.where((prompt < 0) | (prompt >= vocab_size), 0, prompt)
-        return RequestState(new.request_id, valid, None, f"invalid request: {error}")
-    return RequestState(new.request_id, prompt, rule)
+        reason = f"invalid request: {error}"
+        return RequestState(new.request_id, valid, None, reason, new.pooling)
+    return RequestState(new.request_id, prompt, rule, pooling=new.pooling)

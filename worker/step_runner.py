@@ -6,6 +6,7 @@ socket or a clock other than the step's own stopwatch. Called by the process's l
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
@@ -15,8 +16,9 @@ from cearx.worker.batch_inputs import BatchInputs, BatchInputsBuilder
 from cearx.worker.grammar_table import GrammarTable
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.models.interface import LanguageModel
+from cearx.worker.pooling import Pooler
 from cearx.worker.prompt_logprobs import prompt_logprobs, wants_prompt_logprobs
-from cearx.worker.request_states import RequestStates
+from cearx.worker.request_states import RequestState, RequestStates
 from cearx.worker.sampler import Sampler
 
 
@@ -36,6 +38,7 @@ class StepRunner:
         self._states = states
         self._inputs = inputs
         self._sampler = sampler
+        self._pooler = Pooler(lambda token_ids: model.head_rows(token_ids))
         self._results: deque[StepResult] = deque()
 
     @property
@@ -65,8 +68,8 @@ class StepRunner:
         told: tuple[PromptLogprobs, ...] = ()
         if step.plan.decodes or step.plan.chunks:
             batch = self._inputs.build(step.plan)
-            logits_RV, told = self._forward(step.plan, batch)
-            rows = self._sampler.sample(logits_RV, batch.sampled)
+            x_RE, told = self._forward(step.plan, batch)
+            rows = self._rows(x_RE, batch.sampled)
             self._states.finish_step(rows)
         return StepResult(
             step_id=step.plan.step_id,
@@ -78,11 +81,30 @@ class StepRunner:
     def _forward(
         self, plan: StepPlan, batch: BatchInputs
     ) -> tuple[torch.Tensor, tuple[PromptLogprobs, ...]]:
-        """The logits of the rows that sample, and what the step tells of prompts."""
-        inputs = (batch.input_ids_T, batch.positions_T, self._kv_cache, batch.metadata)
-        if not any(wants_prompt_logprobs(self._states[c.request_id]) for c in plan.chunks):
-            return self._model.forward(*inputs, batch.logits_indices_R), ()
-        x_TE = self._model.hidden_states(*inputs)
-        max_rows = self._states.seats.num_seats
-        told = prompt_logprobs(plan, self._states, x_TE, self._model.logits, max_rows)
-        return self._model.logits(x_TE[batch.logits_indices_R]), told
+        """The hidden states of the rows with an output, and what the step tells of prompts."""
+        x_TE = self._model.hidden_states(
+            batch.input_ids_T, batch.positions_T, self._kv_cache, batch.metadata
+        )
+        told: tuple[PromptLogprobs, ...] = ()
+        if any(wants_prompt_logprobs(self._states[c.request_id]) for c in plan.chunks):
+            max_rows = self._states.seats.num_seats
+            told = prompt_logprobs(plan, self._states, x_TE, self._model.logits, max_rows)
+        return x_TE[batch.logits_indices_R], told
+
+    def _rows(self, x_RE: torch.Tensor, requests: Sequence[RequestState]) -> tuple[RowOutput, ...]:
+        """A token of each row, or a vector where the request asks for one."""
+        pooled = [i for i, request in enumerate(requests) if request.pooling is not None]
+        if not requests:
+            return ()
+        if not pooled:
+            return self._sampler.sample(self._model.logits(x_RE), requests)
+        sampled = [i for i, request in enumerate(requests) if request.pooling is None]
+        vectors = self._pooler.pool(
+            self._model.final_norm(x_RE[pooled]), [requests[i] for i in pooled]
+        )
+        rows = dict(zip(pooled, vectors, strict=True))
+        if sampled:
+            logits_RV = self._model.logits(x_RE[sampled])
+            tokens = self._sampler.sample(logits_RV, [requests[i] for i in sampled])
+            rows |= zip(sampled, tokens, strict=True)
+        return tuple(rows[i] for i in range(len(requests)))

@@ -6,7 +6,7 @@ process; what it writes to the KV cache, nobody reads.
 """
 
 from cearx.core.identifiers import RequestId
-from cearx.core.messages import SamplingParams
+from cearx.core.messages import Pooling, SamplingParams
 from cearx.worker.step_runner import StepRunner
 from cearx.worker.warm_up_step import warm_up_step
 
@@ -24,8 +24,12 @@ def warm_up(
     max_model_len: int,
     max_num_seqs: int,
     max_num_batched_tokens: int,
+    pooling: Pooling | None = None,
 ) -> None:
-    """Runs the steps that fit the sizes; raises what the model raises."""
+    """Runs the steps that fit the sizes; raises what the model raises.
+
+    With `pooling` the prompts bring vectors, and nothing decodes.
+    """
     length = max(1, min(MAX_PROMPT_TOKENS, max_model_len - 1, max_num_batched_tokens // 8))
     blocks_each = -(-(length + 1) // block_size)
     if blocks_each > num_blocks:
@@ -33,8 +37,17 @@ def warm_up(
     count = min(MAX_REQUESTS, max_num_seqs, num_blocks // blocks_each)
     first, others = RequestId(0), [RequestId(i) for i in range(1, count)]
     runner.execute(
-        warm_up_step(arriving=[first], length=length, blocks_each=blocks_each, sampling=SAMPLING)
+        warm_up_step(
+            arriving=[first],
+            length=length,
+            blocks_each=blocks_each,
+            sampling=SAMPLING,
+            pooling=pooling,
+        )
     )
+    if pooling is not None:
+        runner.execute(warm_up_step(ended=[first]))
+        return
     runner.execute(
         warm_up_step(
             decodes=[first],

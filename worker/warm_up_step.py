@@ -6,9 +6,21 @@ the warm-ups of the CPU and of CUDA.
 
 from collections.abc import Sequence
 
+from cearx.core.config import Task
 from cearx.core.events import Admission, BlocksGranted, PrefillChunk, StepPlan
 from cearx.core.identifiers import BlockId, RequestId, StepId
-from cearx.core.messages import ExecuteStep, NewRequest, SamplingParams, pack_tokens
+from cearx.core.messages import (
+    Embed,
+    ExecuteStep,
+    NewRequest,
+    Pooling,
+    SamplingParams,
+    Score,
+    pack_tokens,
+)
+
+PROBES: dict[Task, Pooling] = {"embed": Embed(), "score": Score(negative=0, positive=0)}
+"""What the prompts of a warm-up ask for where they bring no tokens."""
 
 
 def warm_up_step(
@@ -19,6 +31,7 @@ def warm_up_step(
     length: int = 0,
     blocks_each: int = 0,
     sampling: Sequence[SamplingParams] = (),
+    pooling: Pooling | None = None,
 ) -> ExecuteStep:
     """Decodes of running requests beside whole prompts of `length` tokens of arriving ones.
 
@@ -47,6 +60,7 @@ def warm_up_step(
             request_id=r,
             token_ids=pack_tokens([0] * length),
             sampling=sampling[r % len(sampling)],
+            pooling=pooling,
         )
         for r in arriving
     )

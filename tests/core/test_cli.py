@@ -13,7 +13,7 @@ from cearx.core.config import CoreConfig, SchedulerConfig, ServerConfig, WorkerC
 from cearx.core.supervisor import ServeFlags
 
 FLAGS = """
-host port uds api_key api_key_file frontends startup_timeout log_level log_format
+host port uds api_key api_key_file frontends task startup_timeout log_level log_format
 served_model_name chat_template tool_call_parser enable_auto_tool_choice reasoning_parser
 enable_prompt_tokens_details strict_params stream_interval
 max_logprobs max_body_bytes max_header_bytes request_read_timeout

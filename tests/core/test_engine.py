@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from cearx.core.block_hash import prompt_hashes, root_hash
@@ -21,6 +22,7 @@ from cearx.core.events import (
 from cearx.core.identifiers import RequestKey
 from cearx.core.messages import (
     Cancel,
+    Embed,
     ExecuteStep,
     Output,
     RowOutput,
@@ -334,3 +336,38 @@ def test_a_repeated_part_of_a_prompt_is_no_progress() -> None:
     assert [goes_on(0, 4), goes_on(4, 4)] == [True, True]
     assert [goes_on(0, 4), goes_on(0, 8), goes_on(4, 4)] == [False, False, False]
     assert goes_on(0, 9)
+
+
+def test_a_vector_is_the_one_output_and_no_token() -> None:
+    """It ends the request, reaches the frontend as it is, and adds nothing to a block."""
+    driver = Driver(max_num_batched_tokens=4)
+    submit = driver.message(1, range(7), 1, SamplingParams())  # a token would complete a block
+    submit = msgspec.structs.replace(submit, pooling=Embed(dimensions=3), has_exact_length=True)
+    assert driver.engine.submit(0, submit, 0) is None
+    step = driver.plan()
+    assert [new.pooling for new in step.new_requests] == [Embed(dimensions=3)]
+    assert driver.engine.finish_step(driver.result(step), 0) == {}  # a part of the prompt
+    step = driver.plan()
+    row = RowOutput(
+        request_id=step.plan.chunks[0].request_id,
+        token_id=None,
+        logprobs=None,
+        error=None,
+        vector=b"\0" * 12,
+    )
+    result = StepResult(step_id=step.plan.step_id, rows=(row,), execute_us=1)
+    [output] = driver.engine.finish_step(result, 0)[0]
+    assert (output.vector, output.token_ids) == (b"\0" * 12, ())
+    assert output.finish_reason is FinishReason.LENGTH
+    assert output.num_cached_tokens == 0
+    finished = [record for record in driver.log.records if isinstance(record, StepFinished)]
+    assert [(record.stopped, record.sealed) for record in finished] == [((), ()), ((), ())]
+    assert driver.engine.num_requests == 0
+
+
+def test_a_vector_that_would_be_several_is_refused() -> None:
+    """More than one output makes no sense for a pooled prompt: the sender is at fault."""
+    driver = Driver()
+    submit = msgspec.structs.replace(driver.message(1, [1], 2, GREEDY), pooling=Embed())
+    with pytest.raises(MessageRejected, match="max_tokens 2"):
+        driver.engine.submit(0, submit, 0)

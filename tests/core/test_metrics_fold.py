@@ -154,6 +154,38 @@ def test_nothing_is_lost() -> None:
     assert sum(fold.histograms.e2e_us.counts) == counts.num_stopped + counts.num_at_length
 
 
+def test_vectors_are_no_tokens() -> None:
+    """A server of vectors counts requests, prompts and times, nothing written."""
+    fold = MetricsFold(64, generates=False)
+    for number in range(3):
+        arrival = RequestArrived(
+            request_id=RequestId(number),
+            num_prompt_tokens=3,
+            max_tokens=1,
+            block_hashes=(),
+            frontend_index=0,
+            arrived_us=1_000,
+            priority=0,
+            has_exact_length=True,
+        )
+        fold.apply(arrival, 1_000)
+        plan = msgspec.convert(
+            [16, number, [], [[number, 0, 3, True]], [[number, [0]]], [[number, 0]], [], []],
+            StepPlan,
+            strict=False,
+        )
+        fold.apply(plan, 1_200)
+        fold.apply(msgspec.convert([3, number, [], [], 5], StepFinished, strict=False), 5_400)
+        ended = RequestEnded(request_id=RequestId(number), reason=FinishReason.LENGTH)
+        fold.apply(ended, 5_400)
+    counts, times = fold.counters, fold.histograms
+    assert (counts.num_stopped, counts.num_at_length, counts.num_generated_tokens) == (3, 0, 0)
+    assert counts.num_prompt_tokens == 9
+    assert (times.e2e_us.total, times.prefill_us.total) == (3 * 4_400, 3 * 4_200)
+    for silent in (times.first_token_us, times.generated_tokens, times.max_tokens, times.decode_us):
+        assert sum(silent.counts) == 0
+
+
 def test_a_stop_string_is_a_stop() -> None:
     """What the frontend's stop strings end has succeeded; its time in the frontend counts."""
     fold = MetricsFold(64)

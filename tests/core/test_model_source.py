@@ -197,6 +197,7 @@ FILES = {
     ).encode(),
     "pytorch_model.bin": b"not wanted",
     "onnx/model.safetensors": b"not wanted",
+    "1_Pooling/config.json": b'{"pooling_mode_lasttoken": true}',
 }
 
 

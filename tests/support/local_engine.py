@@ -1,5 +1,6 @@
 """The core's engine and a worker's step runner in one process: real decisions, a real model."""
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import torch
@@ -8,7 +9,7 @@ from cearx.core.block_hash import prompt_hashes, root_hash
 from cearx.core.config import SchedulerConfig
 from cearx.core.engine import Engine, NullLog
 from cearx.core.identifiers import RequestKey
-from cearx.core.messages import SamplingParams, StepResult, Submit, pack_tokens
+from cearx.core.messages import Pooling, SamplingParams, StepResult, Submit, pack_tokens
 from cearx.worker.batch_inputs import BatchInputsBuilder
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.model_config import ModelConfig
@@ -71,6 +72,8 @@ class LocalEngine:
             self._runner = make_runner(self._config)
         self._engine = Engine(self._config, SECRET, NullLog())
         self._next_key = 0
+        self._tokens: dict[RequestKey, list[int]] = {}
+        self._vectors: dict[RequestKey, array[float]] = {}
         self._now_us = 0
         self.num_preemptions = 0
         self.num_cached_tokens = 0
@@ -86,23 +89,43 @@ class LocalEngine:
 
         `sampling` is one for all or one each.
         """
-        tokens: dict[RequestKey, list[int]] = {}
         each = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
-        for prompt, params in zip(prompts, each, strict=True):
-            key = RequestKey(self._next_key)
-            self._next_key += 1
-            tokens[key] = []
-            self._submit(key, prompt, max_tokens, params)
+        keys = [
+            self._submit(prompt, max_tokens, params)
+            for prompt, params in zip(prompts, each, strict=True)
+        ]
+        self._run()
+        return [self._tokens.pop(key) for key in keys]
+
+    def pool(
+        self,
+        prompts: Sequence[Sequence[int]],
+        pooling: Pooling,
+        beside: Sequence[Sequence[int]] = (),
+        num_beside: int = 40,
+    ) -> list[list[float]]:
+        """The vectors of all prompts, while `beside` are continued by some tokens."""
+        neighbours = [self._submit(prompt, num_beside, GREEDY) for prompt in beside]
+        keys = [self._submit(prompt, 1, GREEDY, pooling) for prompt in prompts]
+        self._run()
+        for key in neighbours:
+            assert len(self._tokens.pop(key)) == num_beside
+        for key in keys:
+            assert self._tokens.pop(key) == [], "a vector is no token"
+        return [self._vectors.pop(key).tolist() for key in keys]
+
+    def _run(self) -> None:
         while self._engine.num_requests:
             while self._engine.wants_step:
                 self._plan()
             result = self._next_result()
             for outputs in self._engine.finish_step(result, 0).values():
                 for output in outputs:
-                    tokens[output.request_key].extend(output.token_ids)
+                    self._tokens[output.request_key].extend(output.token_ids)
+                    if output.vector is not None:
+                        self._vectors[output.request_key] = array("f", output.vector)
         while self._runner.num_in_flight:  # late rows of requests that ended
             self._engine.finish_step(self._next_result(), 0)
-        return list(tokens.values())
 
     def _next_result(self) -> StepResult:
         while (result := self._runner.collect()) is None:
@@ -121,8 +144,15 @@ class LocalEngine:
             self.num_cached_tokens += sum(a.num_cached_tokens for a in step.plan.admitted)
 
     def _submit(
-        self, key: RequestKey, prompt: Sequence[int], max_tokens: int, sampling: SamplingParams
-    ) -> None:
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams,
+        pooling: Pooling | None = None,
+    ) -> RequestKey:
+        key = RequestKey(self._next_key)
+        self._next_key += 1
+        self._tokens[key] = []
         packed, root = pack_tokens(list(prompt)), root_hash(SECRET, None)
         hashes = prompt_hashes(SECRET, root, packed, self._config.block_size)
         refused = self._engine.submit(
@@ -134,7 +164,10 @@ class LocalEngine:
                 cache_root=root,
                 max_tokens=max_tokens,
                 sampling=sampling,
+                has_exact_length=pooling is not None,
+                pooling=pooling,
             ),
             self._now_us,
         )
         assert refused is None, refused
+        return key

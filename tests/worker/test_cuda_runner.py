@@ -18,7 +18,7 @@ from worker_models import worker_config, worker_model
 from cearx.core.config import SchedulerConfig
 from cearx.core.events import Admission, BlocksGranted, PrefillChunk, StepPlan
 from cearx.core.identifiers import BlockId, RequestId, StepId
-from cearx.core.messages import ExecuteStep, NewRequest, SamplingParams, pack_tokens
+from cearx.core.messages import Embed, ExecuteStep, NewRequest, SamplingParams, Score, pack_tokens
 from cearx.worker.cuda.decode_group import DecodeGroup, decode_group
 from cearx.worker.cuda.decoder import DeviceDecoder
 from cearx.worker.cuda.padded_steps import MAX_CONTEXT, PaddedSteps, padded_step_sizes
@@ -420,3 +420,21 @@ def test_biases_in_the_mlp_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="head_dim 24"):
         device_decoder(small("llama", head_dim=24), MAX_LEN)
     assert worker_config(small("llama")).head_dim == 16
+
+
+@pytest.mark.parametrize("after", [None, with_padded(16, 48)], ids=["launched", "padded"])
+def test_vectors_are_those_of_the_cpu(
+    reference: PreTrainedModel, decoder: DeviceDecoder, after: Capture | None
+) -> None:
+    """Embeddings and scores beside texts that the device samples, in chunks and after hits."""
+    sizes: dict[str, Any] = {"num_blocks": 64, "block_size": 16, "budget": 48, "max_num_seqs": 8}
+    engine, _ = on_device(decoder, after, **sizes)
+    judge = LocalEngine(worker_model(reference), decoder.config, **sizes)
+    batch, beside = prompts(4, longest=60), prompts(1)
+    for pooling in (Embed(dimensions=5), Score(negative=4, positive=77)):
+        for _ in range(2):
+            found = engine.pool(batch, pooling, beside=beside, num_beside=3)
+            wanted = judge.pool(batch, pooling, beside=beside, num_beside=3)
+            for vector, right in zip(found, wanted, strict=True):
+                assert vector == pytest.approx(right, abs=1e-5)
+    assert engine.num_cached_tokens == judge.num_cached_tokens > 0

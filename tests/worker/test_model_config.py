@@ -50,6 +50,13 @@ def test_llama() -> None:
     assert config.source_dtype == "bfloat16"
 
 
+@pytest.mark.parametrize("field", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+def test_bidirectional_attention_is_refused(field: dict[str, Any]) -> None:
+    """Some embedding models look ahead; computing them causally would be silently wrong."""
+    with pytest.raises(UnsupportedModel, match="bidirectional"):
+        from_hf_config({**QWEN3, **field})
+
+
 def test_bias_flags() -> None:
     """Llama's flags count; Qwen2 has biases on q, k and v whatever its file says."""
     llama = from_hf_config({**SMOLLM2, "attention_bias": True, "mlp_bias": True})

@@ -49,6 +49,28 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor
     save_file(change(tensors), path, metadata={"format": "pt"})
 
 
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3Model"])
+def test_embedding_models_need_no_output_layer(architecture: str, tmp_path: Path) -> None:
+    """Neither weights nor memory of one; a checkpoint that has one loses it, others miss it."""
+    reference = tiny_model("qwen3", tied=False)
+    save_tiny(reference, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    files = ModelFiles(path=tmp_path, name="tiny", task="embed")
+    with_head = load_model(files, WorkerConfig(), lambda *_: None)
+
+    def strip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        del tensors["lm_head.weight"]
+        return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+
+    rewrite(tmp_path, strip)
+    without = load_model(files, WorkerConfig(), lambda *_: None)
+    assert with_head.weight_bytes == without.weight_bytes
+    assert torch.equal(logits(with_head), logits(without))
+    with pytest.raises(StartupError):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("shards", [False, True])

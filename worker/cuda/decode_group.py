@@ -22,7 +22,7 @@ class DecodeGroup:
     is_filtered: bool
     """Whether some row has top_k, top_p or min_p."""
     may_need_logits: bool
-    """Whether some row may have to be sampled on the host."""
+    """Whether some row's output may have to be made on the host."""
 
 
 def decode_group(request_ids: tuple[RequestId, ...], states: Sequence[RequestState]) -> DecodeGroup:
@@ -41,4 +41,7 @@ def is_filtered(states: Sequence[RequestState]) -> bool:
 
 
 def may_need_logits(states: Sequence[RequestState]) -> bool:
-    return any(state.rule is not None and state.rule.may_need_logits for state in states)
+    return any(
+        state.pooling is not None or (state.rule is not None and state.rule.may_need_logits)
+        for state in states
+    )

@@ -163,6 +163,10 @@ class DeviceDecoder:
         linear(normed_RE, self.head.weight_NK, logits_RV)
         return logits_RV
 
+    def head_rows(self, token_ids_T: Tensor) -> Tensor:
+        """Rows [T, E] of the head's matrix, for tokens on any device."""
+        return self.head.weight_NK[token_ids_T.to(self.device)]
+
     def _forward_layer(
         self,
         layer: DeviceLayer,

@@ -85,6 +85,10 @@ class DeviceModel:
         """Those that the last `decode` left."""
         return self._workspace.logits_RV[:num_rows]
 
+    def final_states(self, num_rows: int) -> Tensor:
+        """[R, E]: what the last step's first rows of logits were made of, behind the final norm."""
+        return self._workspace.normed_TE[:num_rows]
+
     def sample(self, logits_RV: Tensor, seats_R: Tensor, mode: Mode) -> Tensor:
         """Tokens of the rows, in `tokens_R` and in their seats; -1 for a row without one."""
         assert mode != "logits", "nothing to sample"

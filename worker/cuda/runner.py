@@ -27,6 +27,7 @@ from cearx.worker.cuda.padded_steps import PaddedSteps
 from cearx.worker.cuda.staging import InputStaging, TokenRing, TokenTicket
 from cearx.worker.cuda.step_builder import ChunkWork, build_step
 from cearx.worker.grammar_table import GrammarTable
+from cearx.worker.pooling import Pooler
 from cearx.worker.request_states import RequestState, RequestStates
 from cearx.worker.sampler import Sampler
 
@@ -70,6 +71,7 @@ class CudaRunner:
         self._staging = staging
         self._ring = ring
         self._sampler = sampler
+        self._pooler = Pooler(model.decoder.head_rows)
         self.graphs: StepGraphs | None = None
         """None: every kernel is launched by itself."""
         self.padded: PaddedSteps | None = None
@@ -254,11 +256,13 @@ class CudaRunner:
         return parts
 
     def _host_rows(self, states: Sequence[RequestState]) -> list[int]:
-        """Rows that need more than the device's sampler has."""
+        """Rows that need more than the device's sampler has, or bring no token."""
         rows = []
         for row, state in enumerate(states):
             num_outputs = int(self._num_tokens_S[state.seat]) - state.num_prompt_tokens
-            if state.rule is not None and state.rule.needs_logits(num_outputs):
+            if state.pooling is not None:
+                rows.append(row)
+            elif state.rule is not None and state.rule.needs_logits(num_outputs):
                 rows.append(row)
         return rows
 
@@ -278,9 +282,8 @@ class CudaRunner:
         device_seats_R = self._staging.put(seats_R)
         device_rows = self._staging.put(np.array(host_rows, np.int64))
         self._staging.send()
-        wanted_RV = logits_RV.index_select(0, device_rows).float().cpu()
         host_states = [states[row] for row in host_rows]
-        sampled = self._sampler.sample(wanted_RV, host_states)
+        sampled = self._make_outputs(logits_RV, device_rows, host_states)
         part = _Part(states, self._ring.fetch(self._model.sample(logits_RV, device_seats_R, mode)))
         self._settle_part(part, dict(zip(host_rows, sampled, strict=True)))
         for row, state in zip(sampled, host_states, strict=True):
@@ -289,6 +292,23 @@ class CudaRunner:
                 self._batch.set_token(state.seat, state)
         self._send_changes()  # now: the next step may give the seat to somebody else
         return part
+
+    def _make_outputs(
+        self, logits_RV: torch.Tensor, rows: torch.Tensor, states: Sequence[RequestState]
+    ) -> tuple[RowOutput, ...]:
+        """The tokens or vectors of these rows of a step that was just enqueued."""
+        pooled = [i for i, state in enumerate(states) if state.pooling is not None]
+        sampled = [i for i, state in enumerate(states) if state.pooling is None]
+        found: dict[int, RowOutput] = {}
+        if pooled:
+            states_RE = self._model.final_states(len(logits_RV)).index_select(0, rows).cpu()
+            outputs = self._pooler.pool(states_RE[pooled], [states[i] for i in pooled])
+            found |= zip(pooled, outputs, strict=True)
+        if sampled:
+            wanted_RV = logits_RV.index_select(0, rows).float().cpu()
+            outputs = self._sampler.sample(wanted_RV[sampled], [states[i] for i in sampled])
+            found |= zip(sampled, outputs, strict=True)
+        return tuple(found[i] for i in range(len(states)))
 
     # --- results --------------------------------------------------------------------------------
 

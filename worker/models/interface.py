@@ -53,6 +53,14 @@ class LanguageModel(Protocol):
         """Logits [R, V] in float32 of rows of `hidden_states`; they may be changed in place."""
         ...
 
+    def final_norm(self, x_RE: Tensor) -> Tensor:
+        """Rows of `hidden_states` behind the final norm [R, E]: what `logits` multiplies."""
+        ...
+
+    def head_rows(self, token_ids_T: Tensor) -> Tensor:
+        """Rows [T, E] of the matrix that makes logits, for tokens (int64)."""
+        ...
+
     def forward(
         self,
         input_ids_T: Tensor,

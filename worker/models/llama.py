@@ -166,7 +166,14 @@ class LlamaForCausalLM:
 
     def logits(self, x_RE: Tensor) -> Tensor:
         """Logits [R, V] in float32."""
-        return self.head.forward(self.norm.forward(x_RE))
+        return self.head.forward(self.final_norm(x_RE))
+
+    def final_norm(self, x_RE: Tensor) -> Tensor:
+        return self.norm.forward(x_RE)
+
+    def head_rows(self, token_ids_T: Tensor) -> Tensor:
+        assert self.head.tp.size == 1, "the rows of a head that ranks share are not gathered yet"
+        return self.head.weight.columns(token_ids_T)
 
     def forward(
         self,
