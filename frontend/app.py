@@ -13,25 +13,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cearx.frontend.access_log import AccessLog
-from cearx.frontend.anthropic_errors import anthropic_error, error_body
-from cearx.frontend.anthropic_route import count_tokens, plan_messages
+from cearx.frontend.anthropic_errors import error_body
+from cearx.frontend.anthropic_route import count_tokens
 from cearx.frontend.authentication import Authentication
-from cearx.frontend.chat_route import plan_chat
-from cearx.frontend.completions_route import plan_completion
 from cearx.frontend.errors import ApiError, model_not_found, server_error, shown
-from cearx.frontend.generation_route import GenerationRoute
 from cearx.frontend.http_io import refuse_body
 from cearx.frontend.metrics_route import metrics_endpoint
 from cearx.frontend.openai_types import ModelCard, ModelList
 from cearx.frontend.openapi import describe_api
-from cearx.frontend.responses_route import plan_responses
 from cearx.frontend.server_state import ServerState
+from cearx.frontend.task_routes import task_routes
 from cearx.frontend.token_routes import abort_requests, detokenize, json_endpoint, tokenize
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-UNBUILT_PATHS = ("/v1/embeddings", "/v1/score", "/v1/rerank", "/score", "/rerank")
-"""What clients of such servers ask for; a 400, for clients repeat what ends in a 5xx."""
 
 
 def build_app(state: ServerState) -> ASGIApp:
@@ -52,9 +46,6 @@ def build_app(state: ServerState) -> ASGIApp:
 
 
 def _routes(state: ServerState) -> Starlette:
-    chat = GenerationRoute(state, plan_chat)
-    completions = GenerationRoute(state, plan_completion)
-    messages = GenerationRoute(state, plan_messages, anthropic_error)
     app = Starlette(
         routes=[
             Route("/health", _health(state)),
@@ -67,10 +58,7 @@ def _routes(state: ServerState) -> Starlette:
             Route("/v1/models/{name:path}", _model(state)),
             Route("/reset_prefix_cache", _reset_prefix_cache(state), methods=["POST"]),
             *_small_routes(state),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/messages", messages, methods=["POST"]),
-            Route("/v1/responses", GenerationRoute(state, plan_responses), methods=["POST"]),
+            *task_routes(state),
         ],
         exception_handlers={
             HTTPException: _routing_error,
@@ -141,7 +129,9 @@ def _reset_prefix_cache(state: ServerState) -> Endpoint:
 
 
 def _openapi(state: ServerState) -> Endpoint:
-    document = msgspec.json.encode(describe_api(has_keys=bool(state.api_key_digests)))
+    document = msgspec.json.encode(
+        describe_api(has_keys=bool(state.api_key_digests), task=state.task)
+    )
 
     async def openapi(request: Request) -> Response:
         return Response(document, media_type="application/json")
@@ -208,9 +198,6 @@ async def _routing_error(request: Request, error: Exception) -> Response:
         methods = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         answer = ApiError(405, f"{asked} is not allowed: use {methods}", code="method_not_allowed")
         return Refusal(request, answer, {"Allow": methods})
-    if request.url.path in UNBUILT_PATHS:
-        message = f"{shown(request.url.path)} is not available yet: this server generates text only"
-        return Refusal(request, ApiError(400, message, code="unsupported_endpoint"))
     if error.status_code == 404:
         return Refusal(request, ApiError(404, f"There is no {asked}", code="not_found"))
     told = ApiError(error.status_code, error.detail)

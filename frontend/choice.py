@@ -113,12 +113,7 @@ class Choice:
         """Raises ApiError: 504 when its time is up, 500 when the engine failed to compute it, 400
         when its grammar takes too much work."""
         assert not self.is_finished, f"output for choice {self.index} after its end"
-        if output.finish_reason is FinishReason.TIMEOUT:
-            raise timed_out()
-        if output.is_grammar_fault:
-            raise grammar_too_expensive()
-        if output.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
-            raise server_error("The engine failed to compute this request", "request_failed")
+        raise_failure(output)
         parser = self._parser
         delta = ChoiceDelta(index=self.index, parsed=None if parser is None else ParsedText())
         if self._prompt is not None and self._prompt.take(output):
@@ -205,3 +200,13 @@ class Choice:
             return reason
         parser.finish(delta.parsed)
         return "tool_calls" if reason == "stop" and parser.ends_with_calls else reason
+
+
+def raise_failure(output: Output) -> None:
+    """Raises ApiError as `Choice.push` does for an output that is none."""
+    if output.finish_reason is FinishReason.TIMEOUT:
+        raise timed_out()
+    if output.is_grammar_fault:
+        raise grammar_too_expensive()
+    if output.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
+        raise server_error("The engine failed to compute this request", "request_failed")

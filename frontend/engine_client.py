@@ -24,6 +24,7 @@ from cearx.core.messages import (
     EngineMetrics,
     EngineReady,
     Output,
+    Pooling,
     Refused,
     ResetPrefixCache,
     SamplingParams,
@@ -58,6 +59,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """n in the first of a prompt's n requests, for the metrics."""
     grammar: str | None = None
     """What the output must follow; it was checked, and the vocabulary was sent."""
+    pooling: Pooling | None = None
+    """The one output is a vector."""
 
 
 class RequestStream:
@@ -326,4 +329,5 @@ def _submit(key: RequestKey, request: EngineRequest, received_us: int | None) ->
         received_us=received_us,
         num_choices=request.num_choices,
         grammar=request.grammar,
+        pooling=request.pooling,
     )

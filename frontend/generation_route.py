@@ -1,7 +1,7 @@
 """The life of one request for an answer, for chat and completions alike.
 
-Read the body, plan the answer, generate while the client is there, tell errors. What a plan is made
-of differs by route and comes as a function. Called by Starlette as a bare ASGI application.
+Plan the answer, then generate it. What a plan is made of differs by route and comes as a function.
+Called by Starlette as a bare ASGI application.
 """
 
 import secrets
@@ -16,24 +16,16 @@ from cearx.core.block_hash import DIGEST_SIZE
 from cearx.core.identifiers import BlockHash
 from cearx.core.messages import SamplingParams
 from cearx.frontend.answer_format import AnswerFormat
-from cearx.frontend.caller import caller_of
 from cearx.frontend.choice import Choice
 from cearx.frontend.detokenizer import IncrementalDetokenizer
-from cearx.frontend.disconnect import serve_while_connected
 from cearx.frontend.engine_client import EngineRequest
 from cearx.frontend.errors import ApiError, invalid, model_not_found
-from cearx.frontend.http_io import (
-    BodyLimits,
-    ClientDisconnected,
-    read_body,
-    refuse_body,
-    send_error,
-)
 from cearx.frontend.logprobs import TokenNames
 from cearx.frontend.openai_types import MAX_CHOICES, GenerationRequest
 from cearx.frontend.output_parser import OutputRules
 from cearx.frontend.prompt_part import Echo, PromptPart, echo_of
 from cearx.frontend.prompts import Prompt
+from cearx.frontend.request_life import Received, serve_request
 from cearx.frontend.respond import AnswerPlan, respond
 from cearx.frontend.sampling import Generation
 from cearx.frontend.server_state import ServerState
@@ -63,33 +55,17 @@ class GenerationRoute:
         error_body: Callable[[ApiError], bytes] = ApiError.body,
     ) -> None:
         self._state = state
-        self._limits = BodyLimits.of(state.config)
         self._make_plan = make_plan
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            body = await read_body(scope, receive, self._limits)
-        except ClientDisconnected:
-            return
-        except ApiError as error:
-            await refuse_body(receive, send, error.status, self._error_body(error))
-            return
+        await serve_request(self._state, scope, receive, send, self._answer, self._error_body)
 
-        received_us = time.monotonic_ns() // 1000
-        caller = caller_of(scope)
-        state = self._state.for_caller(caller)
-
-        async def answer(send: Send) -> None:
-            try:
-                plan = await self._make_plan(state, body)
-                plan.received_us = received_us
-                plan.label = caller.request_id
-                await respond(state.client, plan, send)
-            except ApiError as error:
-                await send_error(send, error, self._error_body(error))
-
-        await serve_while_connected(receive, send, answer)
+    async def _answer(self, state: ServerState, received: Received, send: Send) -> None:
+        plan = await self._make_plan(state, received.body)
+        plan.received_us = received.received_us
+        plan.label = received.label
+        await respond(state.client, plan, send)
 
 
 def check_model(state: ServerState, name: str | None) -> None:

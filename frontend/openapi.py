@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from cearx.core.config import Task
 from cearx.frontend.answer_format import ChatCompletion, Completion
 from cearx.frontend.anthropic_errors import AnthropicErrorBody, error_type
 from cearx.frontend.anthropic_types import (
@@ -23,7 +24,16 @@ from cearx.frontend.openai_types import (
     ModelCard,
     ModelList,
 )
+from cearx.frontend.pooling_types import (
+    EmbeddingsAnswer,
+    EmbeddingsRequest,
+    RerankAnswer,
+    RerankRequest,
+    ScoreAnswer,
+    ScoreRequest,
+)
 from cearx.frontend.responses_types import Response, ResponsesRequest
+from cearx.frontend.task_routes import PATHS, RERANK_PATHS, SCORE_PATHS
 from cearx.frontend.token_routes import (
     AbortAnswer,
     AbortRequest,
@@ -41,6 +51,9 @@ POSTS: dict[str, tuple[Struct, Struct | None]] = {
     "/v1/messages": (MessagesRequest, None),
     "/v1/messages/count_tokens": (CountTokensRequest, CountTokensAnswer),
     "/v1/responses": (ResponsesRequest, Response),
+    "/v1/embeddings": (EmbeddingsRequest, EmbeddingsAnswer),
+    **dict.fromkeys(SCORE_PATHS, (ScoreRequest, ScoreAnswer)),
+    **dict.fromkeys(RERANK_PATHS, (RerankRequest, RerankAnswer)),
     "/tokenize": (TokenizeRequest, TokenizeAnswer),
     "/detokenize": (DetokenizeRequest, DetokenizeAnswer),
     "/abort_requests": (AbortRequest, AbortAnswer),
@@ -61,15 +74,16 @@ GETS: dict[str, Struct | None] = {
 REFERENCE = "#/components/schemas/{name}"
 
 
-def describe_api(*, has_keys: bool) -> dict[str, Any]:
-    """The document, for OpenAPI 3.1."""
-    types = [kind for pair in POSTS.values() for kind in pair if kind is not None]
+def describe_api(*, has_keys: bool, task: Task) -> dict[str, Any]:
+    """The document, for OpenAPI 3.1, of what a server of this task serves."""
+    posts = {path: pair for path, pair in POSTS.items() if task in PATHS.get(path, (task,))}
+    types = [kind for pair in posts.values() for kind in pair if kind is not None]
     types += [kind for kind in GETS.values() if kind is not None]
     types += [ErrorBody, AnthropicErrorBody]
     references, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE)
     of: dict[Struct, Any] = dict(zip(types, references, strict=True))
     paths: dict[str, Any] = {}
-    for path, (body, answer) in POSTS.items():
+    for path, (body, answer) in posts.items():
         good = {} if answer is None else _content(of[answer])
         if path in STREAMS:
             good["text/event-stream"] = {"schema": {"type": "string"}}

@@ -26,6 +26,7 @@ from cearx.frontend.errors import ApiError
 from cearx.frontend.generation_defaults import load_generation_defaults
 from cearx.frontend.grammar_checker import GrammarChecker
 from cearx.frontend.http_server import serve_http
+from cearx.frontend.pair_template import load_pair_template
 from cearx.frontend.parser_choice import choose_tool_parser, has_reasoning
 from cearx.frontend.prompt_work import PromptWork
 from cearx.frontend.request_fields import RequestParser
@@ -110,6 +111,8 @@ def _load(launch: FrontendLaunch, client: EngineClient) -> ServerState:
         tokenizer=tokenizer,
         chat_template=template,
         make_tool_parser=make_tool_parser,
+        task=files.task,
+        pair_template=load_pair_template(files.path, tokenizer) if files.task == "score" else None,
         splits_reasoning=has_reasoning(config.reasoning_parser, template),
         defaults=defaults,
         eos_token_ids=tuple(sorted(ends)),
@@ -153,7 +156,8 @@ async def _serve_until(
         gc.collect()
         gc.freeze()
         supervisor.ready()
-        await state.grammars.prepare()
+        if state.task == "generate":
+            await state.grammars.prepare()
         await end_requested.wait()
         log.info("ending", running=state.client.num_outstanding)
         await _drain(state.client, launch.config.shutdown_timeout, ends_now)

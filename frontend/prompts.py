@@ -112,7 +112,7 @@ def encode_completion_prompts(
     def encode(param: str, item: Any) -> Prompt:
         if isinstance(item, str):
             return packer.encode(param, item, rules)
-        return packer.pack(param, _checked_ids(param, item), rules)
+        return packer.pack(param, checked_ids(param, item), rules)
 
     if isinstance(prompt, list) and any(isinstance(item, str | list) for item in prompt):
         if len(prompt) > MAX_PROMPTS:
@@ -121,7 +121,8 @@ def encode_completion_prompts(
     return [encode("prompt", prompt)]
 
 
-def _checked_ids(param: str, item: Any) -> list[int]:
+def checked_ids(param: str, item: Any) -> list[int]:
+    """Raises ApiError (400) for what is no list of integers."""
     if not isinstance(item, list):
         raise invalid(
             param,

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cearx.core.messages import SamplingParams
+from cearx.core.messages import EngineReady, SamplingParams
 from cearx.frontend.errors import invalid, not_supported, shown
 from cearx.frontend.openai_types import (
     INT64_MAX,
@@ -112,13 +112,6 @@ def build_generation(
     echo = bool(request.echo)
     include_usage, continuous_usage = _stream_options(request)
     stop = request.stop or []
-    priority = request.priority or 0
-    if priority and not engine.has_priorities:
-        message = (
-            "priority is not supported unless the server runs with --scheduling-policy priority: "
-            f"it must be 0, got {priority}"
-        )
-        raise not_supported("priority", message)
     return Generation(
         num_choices=request.n or 1,
         sampling=sampling,
@@ -132,12 +125,23 @@ def build_generation(
         num_prompt_logprobs=_num_prompt_logprobs(request, state.config.max_logprobs),
         shows_token_ids=bool(request.return_token_ids),
         grammar=grammar,
-        priority=priority,
+        priority=checked_priority(request.priority, engine),
         has_exact_length=not (stop or sampling.eos_token_ids or sampling.stop_token_ids),
         stream=bool(request.stream),
         include_usage=include_usage,
         continuous_usage=continuous_usage,
     )
+
+
+def checked_priority(priority: int | None, engine: EngineReady) -> int:
+    """Raises ApiError (400) for one that would not count."""
+    if priority and not engine.has_priorities:
+        message = (
+            "priority is not supported unless the server runs with --scheduling-policy priority: "
+            f"it must be 0, got {priority}"
+        )
+        raise not_supported("priority", message)
+    return priority or 0
 
 
 def check_num_logprobs(param: str, value: int, limit: int) -> int:

@@ -6,13 +6,14 @@ from typing import TypeVar
 
 import msgspec
 
-from cearx.core.config import FrontendConfig
+from cearx.core.config import FrontendConfig, Task
 from cearx.core.messages import EngineReady
 from cearx.frontend.caller import Caller
 from cearx.frontend.chat_template import ChatTemplate
 from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.generation_defaults import GenerationDefaults
 from cearx.frontend.grammar_checker import GrammarChecker
+from cearx.frontend.pair_template import PairTemplate
 from cearx.frontend.prompt_work import PromptWork
 from cearx.frontend.prompts import PromptPacker
 from cearx.frontend.request_fields import RequestParser
@@ -43,6 +44,10 @@ class ServerState(msgspec.Struct, kw_only=True):
     prompt_work: PromptWork
     make_tool_parser: Callable[[], ToolParser] | None = None
     """For the way in which the model writes tool calls; None when nobody knows it."""
+    task: Task = "generate"
+    """What the model is served for."""
+    pair_template: PairTemplate | None = None
+    """For scores, on servers of task 'score'."""
     splits_reasoning: bool = False
     """Whether the model thinks between tags, which the API tells apart from the answer."""
     api_key_digests: tuple[bytes, ...] = ()

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 import pytest
 from frontend_server import FrontendServer, frontend_server
 
+from cearx.core.config import Task
+from cearx.frontend.task_routes import PATHS
+
 KEY = "sk-a"
 
 
@@ -73,11 +76,19 @@ def test_anthropic_form(server: FrontendServer, path: str) -> None:
     assert "type" not in server.http.get("/v1/messagesx").json()
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/v1/rerank"])
-def test_what_is_not_there_yet(server: FrontendServer, path: str) -> None:
-    """Named, in OpenAI's form, with a status that no client repeats."""
-    answer = server.post(path, model="x", input="a")
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "unsupported_endpoint")
-    assert path in error["message"]
-    assert error.keys() == {"message", "type", "param", "code"}
+@pytest.mark.parametrize("task", ["generate", "embed", "score"])
+def test_what_the_model_is_not_for(task: Task) -> None:
+    """Named, in the path's own form, with a status that no client repeats and what would serve."""
+    with frontend_server(task=task) as other:
+        refused = {path for path, tasks in PATHS.items() if task not in tasks}
+        assert 4 <= len(refused) < len(PATHS)
+        for path in refused:
+            answer = other.post(path, model="x", input="a")
+            error = answer.json()["error"]
+            assert answer.status_code == 400
+            assert path in error["message"] and f"--task {PATHS[path][0]}" in error["message"]
+            is_anthropic = path == "/v1/messages"
+            assert is_anthropic or error["code"] == "unsupported_endpoint"
+            names = {"message", "type"} if is_anthropic else {"message", "type", "param", "code"}
+            assert error.keys() == names
+        assert not other.core.submits

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +23,11 @@ from cearx.core.messages import (
     EngineReady,
     FrontendToCore,
     Output,
+    Pooling,
     ReadMetrics,
     Refused,
     ResetPrefixCache,
+    Score,
     StepOutputs,
     Submit,
     TokenLogprobs,
@@ -44,6 +47,8 @@ class Reply(msgspec.Struct, kw_only=True):
     """Tokens in each output, repeated as needed; one each when empty."""
     logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int = 0
+    vector: bytes | None = None
+    """In place of tokens."""
 
 
 class _Running(msgspec.Struct, kw_only=True):
@@ -56,10 +61,21 @@ class _Running(msgspec.Struct, kw_only=True):
 
 
 def echo(submit: Submit) -> Reply:
-    """The prompt's tokens, over and over, max_tokens of them."""
+    """The prompt's tokens, over and over, max_tokens of them; or `vector_of` it."""
     prompt = list(unpack_tokens(submit.token_ids))
+    if submit.pooling is not None:
+        return Reply(token_ids=[], vector=vector_of(submit.pooling, prompt))
     repeated = prompt * (submit.max_tokens // len(prompt) + 1)
     return Reply(token_ids=repeated[: submit.max_tokens])
+
+
+def vector_of(pooling: Pooling, prompt: list[int]) -> bytes:
+    """A score that grows with the last digit of a text; or numbers that tell prompts apart."""
+    if isinstance(pooling, Score):
+        digits = [token_id - ord("0") for token_id in prompt if 48 <= token_id < 58]
+        return array("f", [digits[-1] / 10 if digits else 0.0]).tobytes()
+    numbers = [len(prompt), prompt[0], prompt[-1], *range(5)][: pooling.dimensions]
+    return array("f", [number / 8 for number in numbers]).tobytes()
 
 
 def logprob_of(position: int, token_id: int) -> TokenLogprobs:
@@ -218,4 +234,5 @@ class FakeCore:
             stop_token_id=reply.stop_token_id if is_last else None,
             num_cached_tokens=reply.num_cached_tokens if is_first else None,
             prompt_logprobs=tuple(running.prompt_logprobs) if is_first else (),
+            vector=reply.vector,
         )

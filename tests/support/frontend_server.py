@@ -17,14 +17,15 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from cearx.core.api_keys import key_digest
-from cearx.core.config import FrontendConfig
-from cearx.core.messages import EngineReady
+from cearx.core.config import FrontendConfig, Task
+from cearx.core.messages import EngineReady, Score
 from cearx.frontend.app import build_app
 from cearx.frontend.chat_template import ChatTemplate
 from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.generation_defaults import GenerationDefaults
 from cearx.frontend.grammar_checker import GrammarChecker
 from cearx.frontend.http_server import serve_http
+from cearx.frontend.pair_template import PairTemplate
 from cearx.frontend.prompt_work import PromptWork
 from cearx.frontend.request_fields import RequestParser
 from cearx.frontend.server_state import ServerState
@@ -35,6 +36,7 @@ MODEL = "test/byte-model"
 BOOT_ID = 7
 SECRET = b"s" * 32
 EOS_ID = 256
+EMBEDDING_SIZE = 8
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% if enable_thinking %}<think>{% endif %}"
@@ -61,7 +63,18 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(byte_backend(), bos_token_id=None, eos_token_id=EOS_ID, eos_token_ids=())
 
 
-def build_state(client: EngineClient, config: FrontendConfig) -> ServerState:
+def pair_template(tokenizer: Tokenizer) -> PairTemplate:
+    """Short, for a small context; its answers are single letters, for a vocabulary of bytes."""
+    return PairTemplate(
+        prefix=tuple(tokenizer.encode("[")),
+        suffix=tuple(tokenizer.encode("]<|end|>")),
+        score=Score(negative=ord("n"), positive=ord("y")),
+    )
+
+
+def build_state(
+    client: EngineClient, config: FrontendConfig, task: Task = "generate"
+) -> ServerState:
     tokenizer = byte_tokenizer()
     return ServerState(
         config=config,
@@ -77,6 +90,8 @@ def build_state(client: EngineClient, config: FrontendConfig) -> ServerState:
         parser=RequestParser(config.strict_params),
         grammars=GrammarChecker(client, tokenizer, tokenizer.eos_token_ids),
         prompt_work=PromptWork(2),
+        task=task,
+        pair_template=pair_template(tokenizer) if task == "score" else None,
     )
 
 
@@ -109,9 +124,12 @@ def frontend_server(
     *,
     ready: bool = True,
     api_keys: tuple[str, ...] = (),
+    task: Task = "generate",
     **config: Any,
 ) -> Iterator[FrontendServer]:
     """Serves until the block ends; everything is gone afterwards."""
+    if task == "embed":
+        engine = msgspec.structs.replace(engine, embedding_size=EMBEDDING_SIZE)
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     accepting = threading.Event()
     with tempfile.TemporaryDirectory() as folder, FakeCore(Path(folder), BOOT_ID, engine) as core:
@@ -123,7 +141,7 @@ def frontend_server(
             server.shut_down = asyncio.Event()
             context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
             client = EngineClient(context, Path(folder), BOOT_ID, 0)
-            server.state = build_state(client, FrontendConfig(**config))
+            server.state = build_state(client, FrontendConfig(**config), task)
             server.state.api_key_digests = tuple(key_digest(key.encode()) for key in api_keys)
 
             async def run_until_end() -> None:
