@@ -102,7 +102,7 @@ def use_references(monkeypatch: pytest.MonkeyPatch) -> None:
         arguments[6].copy_(prefill.reference_prefill_attention(*arguments[:6], arguments[8]))
 
     def linear_add(
-        x_TK: Tensor, weight_NK: Tensor, bias_N: Any, residual_TN: Tensor, next_norm: None
+        x_TK: Tensor, weight_NK: Tensor, bias_N: Any, residual_TN: Tensor, next_norm: None = None
     ) -> None:
         assert next_norm is None, "the references know no rows for a next norm"
         residual_TN.copy_(layers.linear_add_reference(x_TK, weight_NK, bias_N, residual_TN))

@@ -1,5 +1,6 @@
 """What the CUDA worker decides at start: device, sizes, graphs, memory; and its warm-up."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from cearx.worker.cuda.memory import (
     plan_cuda_memory,
 )
 from cearx.worker.cuda.start import build_model, build_runner, largest_prefill
-from cearx.worker.cuda.warm_up import warm_up
+from cearx.worker.cuda.warm_up import product_sizes, warm_products, warm_up
 from cearx.worker.device import StepSizes, choose_sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -128,6 +129,7 @@ def test_warm_up_and_the_largest_step_leave_no_request(monkeypatch: pytest.Monke
         model.allocate_kv(num_blocks)
         runner = build_runner(model, step_sizes, min(64, num_blocks * 16))
         warm_up(runner, step_sizes, num_blocks, min(64, num_blocks * 16))
+        warm_products(model, tokens)
         assert runner.num_in_flight == 0 and len(runner._states) == 0
 
 
@@ -140,3 +142,13 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
         assert isinstance(failure, ProcessFailed)
         assert "--device cuda" in failure.reason and "--device cpu" in failure.reason
         assert worker.end()[0] == 2
+
+
+@pytest.mark.parametrize("largest", [1, 2, 31, 100, 4352, 50_000])
+def test_products_are_warmed_over_the_whole_range(largest: int) -> None:
+    """From one token to the largest step, odd numbers too, and not more than takes a second."""
+    found = product_sizes(largest)
+    assert found[0] == 1 and found[-1] == largest and found == sorted(set(found))
+    assert len(found) <= 300
+    assert all(b - a <= max(32, largest // 100) for a, b in itertools.pairwise(found))
+    assert largest < 100 or any(n % 2 for n in found[1:])

@@ -167,6 +167,21 @@ class DeviceDecoder:
         """Rows [T, E] of the head's matrix, for tokens on any device."""
         return self.head.weight_NK[token_ids_T.to(self.device)]
 
+    def run_products(self, num_tokens: int, workspace: Workspace) -> None:
+        """A layer's products of whatever the workspace holds; the library loads its kernels."""
+        layer, eps = self.layers[0], self.config.rms_norm_eps
+        x_TE, normed_TE = workspace.residual_TE[:num_tokens], workspace.normed_TE[:num_tokens]
+        attended_TO, mlp_TF = workspace.attended_TO[:num_tokens], workspace.mlp_TF[:num_tokens]
+        qkv, output, gate_up = layer.qkv, layer.attention_output, layer.gate_up
+        norm = layer.mlp_norm.parts[""]
+        qkv_TX, gate_up_T2F = workspace.qkv_TX[:num_tokens], workspace.gate_up_T2F[:num_tokens]
+        norm_linear(x_TE, norm, eps, qkv.weight_NK, qkv.bias_N, qkv_TX, normed_TE)
+        linear_add(attended_TO, output.weight_NK, output.bias_N, x_TE)
+        norm_gate_up(x_TE, norm, eps, gate_up.weight_NK, mlp_TF, normed_TE, gate_up_T2F)
+        linear_add(mlp_TF, layer.down.weight_NK, None, x_TE)
+        num_rows = min(num_tokens, len(workspace.logits_RV))
+        linear(normed_TE[:num_rows], self.head.weight_NK, workspace.logits_RV[:num_rows])
+
     def _forward_layer(
         self,
         layer: DeviceLayer,

@@ -81,6 +81,10 @@ class DeviceModel:
         """Logits [R, V]; they hold until the next step."""
         return self.decoder.forward(tensors, self.kv_layers_B2KPD, self._workspace)
 
+    def run_products(self, num_tokens: int) -> None:
+        """Those of one layer and of the head, for their side effect; see the decoder."""
+        self.decoder.run_products(num_tokens, self._workspace)
+
     def logits(self, num_rows: int) -> Tensor:
         """Those that the last `decode` left."""
         return self._workspace.logits_RV[:num_rows]

@@ -24,7 +24,7 @@ from cearx.worker.cuda.memory import GRAPH_MARGIN, Measured, cuda_memory_table, 
 from cearx.worker.cuda.padded_steps import padded_step_sizes
 from cearx.worker.cuda.runner import CudaRunner
 from cearx.worker.cuda.staging import InputStaging, TokenRing
-from cearx.worker.cuda.warm_up import warm_up
+from cearx.worker.cuda.warm_up import warm_products, warm_up
 from cearx.worker.device import StepSizes
 from cearx.worker.kv_cache import block_bytes
 from cearx.worker.memory_plan import weights_text
@@ -122,6 +122,7 @@ def _start(
     stages.enter("warming up")
     runner = build_runner(model, sizes, plan.max_model_len)
     warm_up(runner, sizes, plan.num_blocks, plan.max_model_len)
+    warm_products(model, sizes.max_num_batched_tokens)
     stages.leave("warming up")
     graph_bytes = 0
     if not spec.config.enforce_eager:

@@ -1,13 +1,16 @@
 """Warm-up: real steps of many sizes, so that no kernel is compiled when requests come.
 
 Owns the shapes: prompts from one token to the largest step, alone and beside decodes, sampled in
-every way. Uses the runner as the core will and leaves no request behind. Called once at start.
+every way. Uses the runner as the core will and leaves no request behind. The library loads one of
+many kernels for a number of tokens when it first meets it, which takes up to a tenth of a second:
+one layer's products run for numbers of tokens over the whole range. Called at start.
 """
 
 from collections.abc import Iterator, Sequence
 
 from cearx.core.identifiers import RequestId
 from cearx.core.messages import ExecuteStep, SamplingParams
+from cearx.worker.cuda.device_model import DeviceModel
 from cearx.worker.cuda.runner import CudaRunner
 from cearx.worker.device import StepSizes
 from cearx.worker.warm_up_step import warm_up_step
@@ -24,6 +27,10 @@ SAMPLING = (
 )
 
 
+PRODUCT_STEP, MAX_PRODUCTS = 32, 136
+"""Products run for every 32nd number of tokens, or for as many numbers as this."""
+
+
 def warm_up(runner: CudaRunner, sizes: StepSizes, num_blocks: int, max_model_len: int) -> None:
     """Runs the steps that fit the sizes; raises what the model raises."""
     longest = min(
@@ -33,6 +40,19 @@ def warm_up(runner: CudaRunner, sizes: StepSizes, num_blocks: int, max_model_len
         return
     for step in _steps(sizes, num_blocks, longest):
         runner.execute(step)
+
+
+def warm_products(model: DeviceModel, max_num_tokens: int) -> None:
+    """Lets the library load what products of up to so many tokens need."""
+    for num_tokens in product_sizes(max_num_tokens):
+        model.run_products(num_tokens)
+
+
+def product_sizes(max_num_tokens: int) -> list[int]:
+    """Numbers of tokens, and each one's successor, as odd numbers may have kernels of their own."""
+    distance = max(PRODUCT_STEP, -(-max_num_tokens // MAX_PRODUCTS))
+    found = {*range(distance, max_num_tokens, distance), max_num_tokens}
+    return sorted(found | {n + 1 for n in found if n < max_num_tokens} | {1})
 
 
 def _steps(sizes: StepSizes, num_blocks: int, longest: int) -> Iterator[ExecuteStep]:
