@@ -294,6 +294,8 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Report usage.prompt_tokens_details.cached_tokens."""
     strict_params: bool = False
     """Refuse request fields that nobody knows instead of ignoring them with a warning."""
+    require_model: bool = True
+    """Refuse requests that name no model, as OpenAI does; else they mean the one that is served."""
     stream_interval: int = 1
     """Upper bound of tokens gathered into one streaming event; the first goes out at once."""
     max_logprobs: int = 20

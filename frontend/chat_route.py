@@ -64,7 +64,7 @@ async def plan_conversation(
         state=state,
         grammar=grammar,
     )
-    kwargs = _template_kwargs(request.chat_template_kwargs or {})
+    kwargs = _template_kwargs(request)
     packer = state.prompt_packer(engine)
     rules = prompt_rules(
         request, adds_special_tokens=False, room=packer.context_length, max_tokens=max_tokens
@@ -120,7 +120,9 @@ def _num_logprobs(request: ChatCompletionRequest, limit: int) -> int | None:
     return check_num_logprobs("top_logprobs", request.top_logprobs, limit)
 
 
-def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _template_kwargs(request: ChatCompletionRequest) -> dict[str, Any]:
+    """What the request says about reasoning, and what it sets by name, which goes before."""
+    kwargs = request.chat_template_kwargs or {}
     for name, value in kwargs.items():
         if name not in TEMPLATE_KWARGS:
             allowed = ", ".join(TEMPLATE_KWARGS)
@@ -130,7 +132,10 @@ def _template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
             param = f"chat_template_kwargs.{name}"
             message = f"{param} must have at most {MAX_KWARG_CHARS} characters, got {len(value)}"
             raise invalid(param, message)
-    return kwargs
+    effort = request.reasoning_effort
+    if effort is None:
+        return kwargs
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", **kwargs}
 
 
 def _render(

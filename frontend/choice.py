@@ -5,11 +5,13 @@ of the `ChoiceDelta`s that come from here, which is why they cannot differ. Call
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from cearx.core.events import FinishReason
 from cearx.core.messages import Output
+from cearx.frontend.content_records import ContentRecords
 from cearx.frontend.detokenizer import IncrementalDetokenizer
 from cearx.frontend.errors import grammar_too_expensive, server_error, timed_out
 from cearx.frontend.output_parser import OutputParser
@@ -26,6 +28,8 @@ class ChoiceDelta(msgspec.Struct, kw_only=True):
     num_tokens: int = 0
     records: list[TokenRecord] = []
     """Empty unless log-probabilities were asked for."""
+    content_records: list[TokenRecord] = []
+    """Those of tokens that the content is made of, when the text that they add to is told."""
     token_ids: list[int] = []
     """Empty unless they were asked for."""
     prompt_token_ids: Sequence[int] | None = None
@@ -50,6 +54,27 @@ class ChoiceDelta(msgspec.Struct, kw_only=True):
         )
 
 
+class Extent(NamedTuple):
+    """How far an answer has come."""
+
+    content: int
+    """Characters of it."""
+    others: int
+    """Of thoughts and calls."""
+    is_thinking: bool
+
+
+NOWHERE = Extent(0, 0, False)
+
+
+def extent_of(delta: ChoiceDelta, parser: OutputParser | None) -> Extent:
+    parsed = delta.parsed
+    if parsed is None or parser is None:
+        return Extent(len(delta.text), 0, False)
+    calls = sum(1 + len(tool.arguments) for tool in parsed.tools)
+    return Extent(len(parsed.content), len(parsed.reasoning) + calls, parser.is_thinking)
+
+
 def join_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     """Successive deltas of one choice as one; there is at least one."""
     if len(deltas) == 1:
@@ -59,6 +84,7 @@ def join_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         text="".join([delta.text for delta in deltas]),
         num_tokens=sum(delta.num_tokens for delta in deltas),
         records=[record for delta in deltas for record in delta.records],
+        content_records=[record for delta in deltas for record in delta.content_records],
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         prompt_token_ids=next(
             (d.prompt_token_ids for d in deltas if d.prompt_token_ids is not None), None
@@ -73,6 +99,17 @@ def join_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
         else join_parsed([delta.parsed for delta in deltas if delta.parsed is not None]),
         num_reasoning_tokens=sum(delta.num_reasoning_tokens for delta in deltas),
     )
+
+
+def raise_failure(output: Output) -> None:
+    """Raises ApiError: 504 when its time is up, 500 when the engine failed to compute it, 400
+    when its grammar takes too much work."""
+    if output.finish_reason is FinishReason.TIMEOUT:
+        raise timed_out()
+    if output.is_grammar_fault:
+        raise grammar_too_expensive()
+    if output.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
+        raise server_error("The engine failed to compute this request", "request_failed")
 
 
 class Choice:
@@ -106,12 +143,13 @@ class Choice:
         self._shows_token_ids = shows_token_ids
         self._is_prompt_only = is_prompt_only
         self._parser = parser
+        self._content_records: ContentRecords | None = None
+        """From the first log-probabilities on."""
         self._text_length = 0 if prompt is None else len(prompt.echo_text)
         """Characters decoded so far, shown or held back."""
 
     def push(self, output: Output) -> ChoiceDelta:
-        """Raises ApiError: 504 when its time is up, 500 when the engine failed to compute it, 400
-        when its grammar takes too much work."""
+        """Raises ApiError: see `raise_failure`."""
         assert not self.is_finished, f"output for choice {self.index} after its end"
         raise_failure(output)
         parser = self._parser
@@ -119,9 +157,12 @@ class Choice:
         if self._prompt is not None and self._prompt.take(output):
             self._tell_prompt(self._prompt, delta)
             self._prompt = None
+        if output.logprobs is not None and self._content_records is None:
+            self._content_records = ContentRecords()
         token_ids = () if self._is_prompt_only else output.token_ids
         last = len(token_ids) - 1
         for position, token_id in enumerate(token_ids):
+            before = self._extent(delta)
             is_stop = output.finish_reason is FinishReason.STOP and position == last
             if output.logprobs is not None:
                 record = TokenRecord(
@@ -130,6 +171,8 @@ class Choice:
                     text_offset=self._text_length,
                 )
                 delta.records.append(record)
+                if self._content_records is not None and (self._include_stop or not is_stop):
+                    self._content_records.take(record)
             if self._shows_token_ids:
                 delta.token_ids.append(token_id)
             self.num_tokens += 1
@@ -140,6 +183,7 @@ class Choice:
             delta.text += text
             if parser is not None:
                 self._parse(parser, text, delta)
+            self._look_at_records(delta, before)
             if self.met_stop_string:
                 return self._end_at_stop_string(delta)
         if output.finish_reason is not None:
@@ -152,6 +196,21 @@ class Choice:
         self.num_reasoning_tokens += parser.is_thinking
         delta.num_reasoning_tokens += parser.is_thinking
         parser.push(text, delta.parsed)
+
+    def _extent(self, delta: ChoiceDelta) -> Extent:
+        """How far the delta has come, where the records of its content are wanted."""
+        return NOWHERE if self._content_records is None else extent_of(delta, self._parser)
+
+    def _look_at_records(self, delta: ChoiceDelta, before: Extent) -> None:
+        records = self._content_records
+        if records is None:
+            return
+        now = extent_of(delta, self._parser)
+        if now.content > before.content:
+            told = records.told(now.content - before.content, self._text_length)
+            delta.content_records = [*delta.content_records, *told]
+        elif now.others > before.others or now.is_thinking or before.is_thinking:
+            records.drop()
 
     @staticmethod
     def _tell_prompt(prompt: PromptPart, delta: ChoiceDelta) -> None:
@@ -172,12 +231,14 @@ class Choice:
         return shown
 
     def _end(self, delta: ChoiceDelta, output: Output) -> None:
+        before = self._extent(delta)
         text = self._show(self._detokenizer.finish())
         if not self.met_stop_string and self._matcher is not None:
             text += self._matcher.flush()
         delta.text += text
         if self._parser is not None and delta.parsed is not None:
             self._parser.push(text, delta.parsed)
+        self._look_at_records(delta, before)
         if self.met_stop_string:
             self._end_at_stop_string(delta)
             return
@@ -198,7 +259,9 @@ class Choice:
         parser = self._parser
         if parser is None or delta.parsed is None:
             return reason
+        before = self._extent(delta)
         parser.finish(delta.parsed)
+        self._look_at_records(delta, before)
         return "tool_calls" if reason == "stop" and parser.ends_with_calls else reason
 
 

@@ -69,7 +69,7 @@ class GenerationRoute:
 
 
 def check_model(state: ServerState, name: str | None) -> None:
-    """An absent name means the model that is served; raises ApiError (404) for another."""
+    """None means the model that is served; raises ApiError (404) for another."""
     if name is not None and name != state.model_name:
         raise model_not_found(name, state.model_name)
 

@@ -49,7 +49,8 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class GenerationRequest(msgspec.Struct, kw_only=True):
     """What both routes take."""
 
-    model: str | None = None
+    model: str
+    """Without it the body is refused, or under --no-require-model it is the one that is served."""
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
     max_tokens: PositiveInt | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -108,6 +109,8 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     prompt_cache_retention: str | None = None
 
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -146,6 +149,8 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     """The answer goes on where the last message ends."""
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """Told to the chat template, as `reasoning_effort` and `enable_thinking`."""
     parallel_tool_calls: bool | None = None
     """False: at most one call in an answer."""
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None

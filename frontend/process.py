@@ -102,9 +102,10 @@ def _load(launch: FrontendLaunch, client: EngineClient) -> ServerState:
     except ValueError as error:
         raise StartupError(str(error)) from error
     ends = {*tokenizer.eos_token_ids, *defaults.eos_token_ids}
+    model_name = config.served_model_name or files.name
     return ServerState(
         config=config,
-        model_name=config.served_model_name or files.name,
+        model_name=model_name,
         model_root=files.name,
         created=int(time.time()),
         client=client,
@@ -117,7 +118,9 @@ def _load(launch: FrontendLaunch, client: EngineClient) -> ServerState:
         defaults=defaults,
         eos_token_ids=tuple(sorted(ends)),
         hash_secret=launch.hash_secret,
-        parser=RequestParser(config.strict_params),
+        parser=RequestParser(
+            config.strict_params, default_model=None if config.require_model else model_name
+        ),
         grammars=GrammarChecker(client, tokenizer, tuple(sorted(ends))),
         prompt_work=PromptWork(PROMPT_THREADS),
         api_key_digests=launch.api_key_digests,

@@ -39,6 +39,7 @@ UNBUILT: dict[str, tuple[object, ...]] = {
     "grammar": ("",),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
     "json_schema": (),
     "kv_transfer_params": (),
     "length_penalty": (1, 1.0),
@@ -57,8 +58,10 @@ UNBUILT: dict[str, tuple[object, ...]] = {
     "regex": (),
     "repetition_detection": (),
     "return_prompt_text": (False,),
+    "separate_reasoning": (True,),
     "spaces_between_special_tokens": (True,),
     "stop_regex": (),
+    "stream_reasoning": (True,),
     "suffix": ("",),
     "thinking_token_budget": (),
     "tool_choice": ("none",),
@@ -79,14 +82,19 @@ _PATH_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 class RequestParser:
     """Parses bodies; holds which unknown fields were logged already."""
 
-    def __init__(self, strict_params: bool) -> None:
+    def __init__(self, strict_params: bool, default_model: str | None = None) -> None:
+        """`default_model`: what a body asks for that names no model; None: it must name one."""
         self._strict = strict_params
+        self._default_model = default_model
         self._warned: set[str] = set()
         self._log = structlog.get_logger()
 
     def parse(self, body: bytes, request_type: type[REQUEST]) -> REQUEST:
         """Raises ApiError (400)."""
         fields = _decode_object(body)
+        takes_model = "model" in request_type.__struct_fields__
+        if takes_model and self._default_model is not None and fields.get("model") is None:
+            fields["model"] = self._default_model
         for name, value in fields.items():
             if name in request_type.__struct_fields__:
                 continue

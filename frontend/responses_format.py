@@ -12,6 +12,7 @@ import msgspec
 from cearx.frontend.answer_format import AnswerFormat
 from cearx.frontend.choice import ChoiceDelta
 from cearx.frontend.errors import ApiError
+from cearx.frontend.logprobs import chat_logprobs
 from cearx.frontend.openai_types import Usage
 from cearx.frontend.parsed_text import ParsedText
 from cearx.frontend.responses_items import OutputItems
@@ -45,7 +46,8 @@ class ResponsesFormat(AnswerFormat):
         return self.items.event(kind, response=self.response)
 
     def _take(self, delta: ChoiceDelta) -> bytes:
-        events = self.items.push(delta.parsed or ParsedText(content=delta.text))
+        told = chat_logprobs(delta.content_records, self.names).content
+        events = self.items.push(delta.parsed or ParsedText(content=delta.text), told)
         if delta.finish_reason is not None:
             self._end = delta.finish_reason
             events += self.items.finish(is_complete=self._end != "length")

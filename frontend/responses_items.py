@@ -5,10 +5,12 @@ made by the same steps. Never knows of the response around them (`responses_form
 """
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from cearx.frontend.logprobs import ChatTokenLogprob
 from cearx.frontend.parsed_text import ParsedText, ToolDelta
 
 _encode = msgspec.json.Encoder().encode
@@ -28,6 +30,8 @@ class OutputItems:
         """The open one."""
         self._text: list[str] = []
         """Of the open item."""
+        self._logprobs: list[ChatTokenLogprob] = []
+        """Of its tokens."""
         self._call: int | None = None
         """Index of the call that is open."""
 
@@ -37,11 +41,13 @@ class OutputItems:
         self._number += 1
         return b"event: %s\ndata: %s\n\n" % (kind.encode(), _encode(body))
 
-    def push(self, parsed: ParsedText) -> bytes:
+    def push(self, parsed: ParsedText, logprobs: Sequence[ChatTokenLogprob] = ()) -> bytes:
+        """`logprobs`: of the content's tokens, if they are told."""
         events = []
-        for kind, text in (("reasoning", parsed.reasoning), ("message", parsed.content)):
-            if text:
-                events += [self._open(kind), self._add(text)]
+        if parsed.reasoning:
+            events += [self._open("reasoning"), self._add(parsed.reasoning)]
+        if parsed.content:
+            events += [self._open("message"), self._add(parsed.content, logprobs)]
         for tool in parsed.tools:
             if tool.index != self._call:
                 events += [self._open("function_call", tool)]
@@ -70,12 +76,13 @@ class OutputItems:
         place = {"output_index": len(self.done), "item": self._item}
         added = self.event("response.output_item.added", **place)
         if kind in PARTS:
-            added += self._tell("content_part.added", part=_part(kind, ""))
+            added += self._tell("content_part.added", part=_part(kind, "", ()))
         return closed + added
 
-    def _add(self, text: str) -> bytes:
+    def _add(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> bytes:
         self._text.append(text)
-        return self._tell_text("delta", delta=text)
+        self._logprobs += logprobs
+        return self._tell_text("delta", logprobs, delta=text)
 
     def close(self, status: str) -> bytes:
         """Ends the open item, if there is one."""
@@ -84,17 +91,18 @@ class OutputItems:
             return b""
         text, kind = "".join(self._text), item["type"]
         if kind in PARTS:
-            part = _part(kind, text)
-            events = self._tell_text("done", text=text) + self._tell("content_part.done", part=part)
+            part = _part(kind, text, self._logprobs)
+            events = self._tell_text("done", self._logprobs, text=text)
+            events += self._tell("content_part.done", part=part)
             item["content"] = [part]
         else:
             item["arguments"] = text
-            events = self._tell_text("done", arguments=text, name=item["name"])
+            events = self._tell_text("done", (), arguments=text, name=item["name"])
         item["status"] = status
         place = {"output_index": len(self.done), "item": item}
         events += self.event("response.output_item.done", **place)
         self.done.append(item)
-        self._item, self._text, self._call = None, [], None
+        self._item, self._text, self._logprobs, self._call = None, [], [], None
         return events
 
     def _tell(self, what: str, **fields: Any) -> bytes:
@@ -104,15 +112,15 @@ class OutputItems:
             place["content_index"] = 0
         return self.event(f"response.{what}", **place, **fields)
 
-    def _tell_text(self, what: str, **fields: Any) -> bytes:
+    def _tell_text(self, what: str, logprobs: Sequence[ChatTokenLogprob], **fields: Any) -> bytes:
         assert self._item is not None, "no item is open"
         kind = self._item["type"]
         if kind == "message":
-            fields["logprobs"] = []
+            fields["logprobs"] = logprobs
         return self._tell(f"{PARTS.get(kind, 'function_call_arguments')}.{what}", **fields)
 
 
-def _part(kind: str, text: str) -> dict[str, Any]:
+def _part(kind: str, text: str, logprobs: Sequence[ChatTokenLogprob]) -> dict[str, Any]:
     if kind == "reasoning":
         return {"type": PARTS[kind], "text": text}
-    return {"type": PARTS[kind], "text": text, "annotations": [], "logprobs": []}
+    return {"type": PARTS[kind], "text": text, "annotations": [], "logprobs": logprobs}

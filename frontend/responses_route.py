@@ -70,6 +70,7 @@ def _response(asked: ResponsesRequest, plan: AnswerPlan) -> Response:
         text={"format": _text_format(asked)},
         tool_choice=_tool_choice(choice),
         tools=asked.tools or [],
+        top_logprobs=asked.top_logprobs or 0,
         top_p=sampling.top_p,
         user=asked.user,
     )

@@ -16,6 +16,7 @@ from cearx.frontend.openai_types import (
     MAX_TOOLS,
     OpenAIPenalty,
     PositiveInt,
+    ReasoningEffort,
     RepetitionPenalty,
     StopString,
     ToolName,
@@ -23,6 +24,7 @@ from cearx.frontend.openai_types import (
 )
 from cearx.frontend.responses_input import chat_messages
 
+LOGPROBS = "message.output_text.logprobs"
 PASSED = (
     "model",
     "stream",
@@ -40,6 +42,7 @@ PASSED = (
     "priority",
     "request_id",
     "parallel_tool_calls",
+    "chat_template_kwargs",
 )
 """Fields that mean the same in a chat request."""
 
@@ -66,8 +69,7 @@ class TextOptions(msgspec.Struct, kw_only=True):
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """Told to the chat template, as `reasoning_effort` and `enable_thinking`."""
+    effort: ReasoningEffort | None = None
     summary: Literal["auto"] | None = None
     """There are no summaries: the whole thought is in the item's content."""
 
@@ -86,7 +88,7 @@ class ToolChoice(msgspec.Struct, kw_only=True):
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True):
-    model: str | None = None
+    model: str
     input: str | Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     stream: bool | None = None
@@ -99,8 +101,12 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
-    """Clients that store nothing themselves ask for it; a thought is sent in plain text."""
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = (
+        None
+    )
+    """The first is asked for by clients that store nothing; a thought is sent in plain text."""
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    """Most likely tokens beside each; more than 0 only with `message.output_text.logprobs`."""
 
     # Extensions, as in the chat route.
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -124,7 +130,6 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     prompt: None = None
     max_tool_calls: None = None
     context_management: None = None
-    top_logprobs: Literal[0] | None = None
     truncation: Literal["disabled"] | None = None
 
     # Hints for OpenAI's own fleet; they change nothing in an answer.
@@ -166,7 +171,7 @@ class Response(msgspec.Struct, kw_only=True):
     text: dict[str, Any]
     tool_choice: str | dict[str, Any]
     tools: list[FunctionTool]
-    top_logprobs: int = 0
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
     usage: dict[str, Any] | None = None
@@ -181,20 +186,26 @@ def chat_fields(request: ResponsesRequest) -> dict[str, Any]:
     messages = chat_messages(request.input)
     if request.instructions is not None:
         messages.insert(0, {"role": "system", "content": request.instructions})
-    kwargs = dict(request.chat_template_kwargs or {})
-    if request.reasoning is not None and request.reasoning.effort is not None:
-        kwargs["reasoning_effort"] = request.reasoning.effort
-        kwargs["enable_thinking"] = request.reasoning.effort != "none"
     tools, choice = _tools(request)
     fields: dict[str, Any] = {name: getattr(request, name) for name in PASSED}
     return fields | {
         "messages": messages,
         "max_completion_tokens": request.max_output_tokens,
-        "chat_template_kwargs": kwargs or None,
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        **_logprobs(request),
         "response_format": _response_format(request.text),
         "tools": [_chat_tool(tool) for tool in tools],
         "tool_choice": choice,
     }
+
+
+def _logprobs(request: ResponsesRequest) -> dict[str, Any]:
+    top = request.top_logprobs or 0
+    if LOGPROBS in (request.include or []):
+        return {"logprobs": True, "top_logprobs": top}
+    if top:
+        raise invalid("top_logprobs", f"top_logprobs needs {LOGPROBS!r} in include, got {top}")
+    return {}
 
 
 def _response_format(text: TextOptions | None) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import llguidance
 import msgspec
 
 from cearx.core.grammar import MAX_GRAMMAR_BYTES
+from cearx.frontend.closed_schema import close_objects
 from cearx.frontend.errors import ApiError, invalid, not_supported, shown
 from cearx.frontend.openai_types import GenerationRequest
 
@@ -36,6 +37,8 @@ def json_constraint(param: str, schema: Any, whitespace: str | None = WHITESPACE
     try:
         if isinstance(schema, str):
             schema = msgspec.json.decode(schema)
+        schema = msgspec.json.decode(msgspec.json.encode(schema))  # ours to change
+        close_objects(schema)
         text = msgspec.json.encode(schema).decode()
     except (msgspec.DecodeError, RecursionError) as error:
         problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

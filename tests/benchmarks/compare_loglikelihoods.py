@@ -35,7 +35,8 @@ def main() -> None:
         with httpx.Client(base_url=server.url, timeout=300) as client:
             for start in range(0, len(items), BATCH):
                 batch = items[start : start + BATCH]
-                answer = client.post("/v1/completions", json=request_body(batch))
+                body = {"model": server.name, **request_body(batch)}
+                answer = client.post("/v1/completions", json=body)
                 found += read_answer(answer.raise_for_status().json(), batch)
     model = AutoModelForCausalLM.from_pretrained(
         str(files.path.parent), gguf_file=files.path.name, dtype=torch.float32

@@ -23,7 +23,13 @@ from server_process import serving
 
 async def stream(client: httpx.AsyncClient, index: int, tokens: int, gaps: list[float]) -> None:
     """One free stream; its gaps between events, in seconds."""
-    body = {"prompt": f"Story {index}:", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    body = {
+        "model": "smollm2",
+        "prompt": f"Story {index}:",
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "stream": True,
+    }
     last = None
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         async for line in answer.aiter_lines():
@@ -47,7 +53,7 @@ async def send_degenerate(client: httpx.AsyncClient, ended: asyncio.Event) -> di
     while not ended.is_set():
         for name, fields in DEGENERATE.items():
             number += 1
-            body = {"prompt": "a", "max_tokens": 4, **fields(number)}
+            body = {"model": "smollm2", "prompt": "a", "max_tokens": 4, **fields(number)}
             start = time.monotonic()
             answer = await client.post("/v1/completions", json=body)
             label = f"{name} ({answer.status_code})"

@@ -37,6 +37,7 @@ STEP_S = 0.2
 def body(words: int) -> bytes:
     content = "to be or not to be " * (words // 6)
     fields = {
+        "model": "served",
         "messages": [{"role": "user", "content": content}],
         "stream": True,
         "max_tokens": TOKENS,

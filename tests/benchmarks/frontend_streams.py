@@ -27,7 +27,12 @@ from cearx.core.messages import ProcessReady
 
 
 def open_streams(port: int, count: int, tokens: int) -> list[socket.socket]:
-    fields = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": tokens}
+    fields = {
+        "model": "served",
+        "messages": [{"role": "user", "content": "hi"}],
+        "stream": True,
+        "max_tokens": tokens,
+    }
     body = msgspec.json.encode(fields)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(
         body

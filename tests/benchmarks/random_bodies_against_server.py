@@ -33,6 +33,7 @@ async def hunt(server: Server, count: int, seed: int) -> None:
 
     async def send(path: str, body: dict[str, object]) -> None:
         async with limit:
+            body = {"model": server.name, **body}
             answer = await client.post(path, content=json.dumps(body).encode())
         outcome = str(answer.status_code)
         if answer.status_code == 200 and '"error"' in answer.text:

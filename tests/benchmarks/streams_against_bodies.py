@@ -38,6 +38,7 @@ def random_request(seed: int) -> tuple[str, dict[str, Any]]:
     chance = random.Random(seed)
     text = "".join(chance.choices(PIECES, k=chance.randint(1, 12)))
     body: dict[str, Any] = {
+        "model": "served",
         "max_tokens": chance.randint(1, 30),
         "seed": seed,
         "temperature": chance.choice([0, 1, 1.5]),
@@ -135,6 +136,7 @@ def main() -> None:
         write_model(Path(folder))
         for interval in arguments.intervals:
             flags = ["--stream-interval", str(interval), "--no-enable-prefix-caching"]
+            flags += ["--served-model-name", "served"]
             with serving(folder, *flags) as server:
                 with httpx.Client(base_url=server.url, timeout=60) as client:
                     found = [compare(client, seed) for seed in range(arguments.prompts)]

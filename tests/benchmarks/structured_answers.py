@@ -42,7 +42,8 @@ ENDLESS = {
 
 
 def fields(prompt: str, **more: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": prompt}], "temperature": 0.7, **more}
+    messages = [{"role": "user", "content": prompt}]
+    return {"model": "smollm2", "messages": messages, "temperature": 0.7, **more}
 
 
 def json_format(schema: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from cearx.core.supervisor import ServeFlags
 FLAGS = """
 host port uds api_key api_key_file frontends task startup_timeout log_level log_format
 served_model_name chat_template tool_call_parser enable_auto_tool_choice reasoning_parser
-enable_prompt_tokens_details strict_params stream_interval
+enable_prompt_tokens_details strict_params require_model stream_interval
 max_logprobs max_body_bytes max_header_bytes request_read_timeout
 sse_keep_alive_interval shutdown_timeout
 allowed_origins allowed_methods allowed_headers allow_credentials ssl_keyfile ssl_certfile

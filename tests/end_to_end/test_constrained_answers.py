@@ -30,6 +30,7 @@ SCHEMA = {
 def test_choices_follow_a_schema_whole_and_streamed(server: Server) -> None:
     """Three choices validate, and the joined stream is the body."""
     body = {
+        "model": server.name,
         "messages": [{"role": "user", "content": "Name a city as JSON."}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "c", "schema": SCHEMA}},
         "n": 3,

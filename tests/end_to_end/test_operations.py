@@ -15,7 +15,13 @@ from server_process import READY, Server
 pytestmark = pytest.mark.model
 
 SECRET_PROMPT = "xylophone quartz vexes"
-BODY = {"prompt": SECRET_PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True}
+BODY = {
+    "model": "smollm2",
+    "prompt": SECRET_PROMPT,
+    "max_tokens": 60,
+    "ignore_eos": True,
+    "stream": True,
+}
 
 
 @pytest.fixture

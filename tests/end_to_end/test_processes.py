@@ -185,7 +185,7 @@ def test_a_server_without_its_terminal_serves_on() -> None:
         for name in ("field_that_is_logged", "another"):
             answer = httpx.post(
                 f"{found['url']}/v1/completions",
-                json={"prompt": "a", "max_tokens": 2, name: 1},
+                json={"model": found["name"], "prompt": "a", "max_tokens": 2, name: 1},
                 timeout=60,
             )
             assert answer.status_code == 200, answer.text

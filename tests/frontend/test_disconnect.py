@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 from fake_core import Reply, logprob_of
-from frontend_server import FrontendServer, frontend_server
+from frontend_server import MODEL, FrontendServer, frontend_server
 from starlette.types import Message, Send
 
 from cearx.core.events import CancelReason, FinishReason
@@ -30,7 +30,7 @@ def server() -> Iterator[FrontendServer]:
 
 def open_request(server: FrontendServer, **fields: Any) -> socket.socket:
     """A request whose connection the test holds in its hand."""
-    body = msgspec.json.encode({"prompt": "x", **fields})
+    body = msgspec.json.encode({"model": MODEL, "prompt": "x", **fields})
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -142,7 +142,7 @@ def test_an_error_after_the_first_event(server: FrontendServer) -> None:
 def test_shutting_down_tells_the_streams(server: FrontendServer) -> None:
     """Running streams end with an error that says why, and the connections close."""
     with httpx.stream(
-        "POST", server.url + TEXT, json={"prompt": "x", "stream": True}, timeout=10
+        "POST", server.url + TEXT, json={"model": MODEL, "prompt": "x", "stream": True}, timeout=10
     ) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: {")
@@ -157,7 +157,7 @@ def test_losing_the_core(server: FrontendServer) -> None:
     """Streams end with an error, and /health says 503 with the reason."""
     assert server.http.get("/health").status_code == 200
     with httpx.stream(
-        "POST", server.url + TEXT, json={"prompt": "x", "stream": True}, timeout=10
+        "POST", server.url + TEXT, json={"model": MODEL, "prompt": "x", "stream": True}, timeout=10
     ) as answer:
         lines = answer.iter_lines()
         assert next(lines).startswith("data: {")

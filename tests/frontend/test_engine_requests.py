@@ -186,6 +186,24 @@ def test_unknown_fields_warn_once(server: FrontendServer, monkeypatch: pytest.Mo
     assert len(warned) == 254
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/v1/responses"])
+def test_a_request_without_a_model(server: FrontendServer, path: str) -> None:
+    """It is refused as OpenAI refuses it; --no-require-model takes it to mean the one there is."""
+    body = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
+    body = {"input": "x"} if path == "/v1/responses" else body
+    answer = server.http.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "model")
+    assert error["code"] == "missing_required_parameter"
+    with frontend_server(require_model=False) as lenient:
+        for fields in ({}, {"model": None}):
+            answer = lenient.http.post(path, json=body | fields)
+            assert answer.json()["model"] == lenient.state.model_name, answer.text
+        assert lenient.http.post(path, json=body | {"model": "gpt-4"}).status_code == 404
+        aborted = lenient.http.post("/abort_requests", json={"request_ids": ["x"]})
+        assert aborted.status_code == 200
+
+
 def test_strict_params() -> None:
     """--strict-params turns the warning into a refusal."""
     with frontend_server(strict_params=True) as server:

@@ -42,7 +42,8 @@ def test_the_life_of_a_frontend(model: Path, runtime_dir: Path) -> None:
             assert httpx.get(started.url + "/v1/models").json()["data"][0]["id"] == "served"
             core.reply = lambda submit: Reply(token_ids=[97] * 1_000_000)
             core.step_s = 0.01
-            body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+            messages = [{"role": "user", "content": "x"}]
+            body = {"model": "served", "messages": messages, "stream": True}
             url = started.url + "/v1/chat/completions"
             with httpx.stream("POST", url, json=body, timeout=10) as answer:
                 lines = answer.iter_lines()
@@ -67,7 +68,7 @@ def test_sigterm_with_a_client_that_does_not_read(model: Path, runtime_dir: Path
         try:
             started.reports_until(ProcessReady)
             core.reply = lambda submit: Reply(token_ids=[97] * 8_000)
-            body = msgspec.json.encode({"prompt": "x", "stream": True, "n": 4})
+            body = msgspec.json.encode({"model": "served", "prompt": "x", "stream": True, "n": 4})
             head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
             with socket.socket() as client:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

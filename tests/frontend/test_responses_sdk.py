@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-from fake_core import Reply
+from fake_core import Reply, logprob_of
 from frontend_server import ENGINE, MODEL, FrontendServer, frontend_server
 
 from cearx.core.events import FinishReason
@@ -169,6 +169,59 @@ def test_sampling_and_thinking(server: FrontendServer, client: openai.OpenAI) ->
     assert prompt_of(server).endswith("<think></think>")
     client.responses.create(model=MODEL, input="hi", reasoning={"effort": "high"})
     assert prompt_of(server).endswith("<think>")
+
+
+def test_effort_means_the_same_in_chat(server: FrontendServer, client: openai.OpenAI) -> None:
+    """Both tell the template of it; what chat_template_kwargs say of the same goes before."""
+    says(server, "ok")
+    messages: Any = [{"role": "user", "content": "hi"}]
+    efforts: list[Any] = ["none", "minimal", "low", "medium", "high", "xhigh", "max", None]
+    for effort in efforts:
+        prompts = []
+        for override in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+            more = {"chat_template_kwargs": override}
+            client.responses.create(
+                model=MODEL, input="hi", reasoning={"effort": effort}, extra_body=more
+            )
+            prompts.append(prompt_of(server))
+            client.chat.completions.create(
+                model=MODEL, messages=messages, reasoning_effort=effort, extra_body=more
+            )
+            assert prompts[-1] == prompt_of(server)
+        closes = "<think></think>" if effort == "none" else "<think>" if effort else "<assistant>"
+        assert prompts[0].endswith(closes)
+        assert prompts[1].endswith("<think>") and prompts[2].endswith("<think></think>")
+
+
+def test_logprobs(server: FrontendServer, client: openai.OpenAI) -> None:
+    """Those of the message's tokens, not of the thought's or the call's, and not of the end."""
+    include: Any = ["message.output_text.logprobs"]
+    fields: Any = {"model": MODEL, "input": "hi", "tools": TOOLS, "include": include}
+    for text, start, length in ((TEXT, TEXT.index("I look"), 7), ("héllo 😀", 0, 11)):
+        token_ids = [*text.encode(), 256]
+        rows = [logprob_of(i, t) for i, t in enumerate(token_ids)]
+        reply = Reply(token_ids=token_ids, finish_reason=FinishReason.STOP, logprobs=rows)
+        server.core.reply = lambda submit, reply=reply: reply
+        answer = client.responses.create(**fields, top_logprobs=2)
+        assert server.core.submits[-1].sampling.num_logprobs == 2
+        assert answer.top_logprobs == 2
+        message: Any = next(item for item in answer.output if item.type == "message")
+        told = message.content[0].logprobs
+        text_of_tokens = b"".join(bytes(record.bytes) for record in told)
+        assert text_of_tokens.decode() == message.content[0].text
+        assert [r.logprob for r in told] == [row.logprob for row in rows[start : start + length]]
+        assert [len(record.top_logprobs) for record in told] == [2] * length
+        assert bytes(told[0].top_logprobs[1].bytes) == bytes(told[0].bytes)
+        events: list[Any] = list(client.responses.create(**fields, top_logprobs=2, stream=True))
+        deltas = [event for event in events if event.type == "response.output_text.delta"]
+        joined = [record.logprob for event in deltas for record in event.logprobs]
+        done = next(event for event in events if event.type == "response.output_text.done")
+        assert joined == [r.logprob for r in told] == [r.logprob for r in done.logprobs]
+    client.responses.create(**fields)
+    assert server.core.submits[-1].sampling.num_logprobs == 0
+    with pytest.raises(openai.BadRequestError, match="include") as bad:
+        client.responses.create(model=MODEL, input="hi", top_logprobs=2)
+    assert bad.value.param == "top_logprobs"
 
 
 def test_constraints(server: FrontendServer, client: openai.OpenAI) -> None:

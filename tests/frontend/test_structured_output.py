@@ -9,7 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 from degenerate import DEGENERATE
-from frontend_server import ENGINE, EOS_ID, FrontendServer, byte_tokenizer, frontend_server
+from frontend_server import (
+    ENGINE,
+    EOS_ID,
+    MODEL,
+    FrontendServer,
+    byte_tokenizer,
+    frontend_server,
+)
 
 from cearx.core.engine import ended_output
 from cearx.core.events import FinishReason
@@ -64,6 +71,14 @@ def test_spellings_mean_the_same(server: FrontendServer) -> None:
         )
     assert grammar_of(server, response_format={"type": "text"}) is None
     assert grammar_of(server) is None
+
+
+def test_objects_are_closed(server: FrontendServer) -> None:
+    """Other properties than the listed ones are allowed only where the schema allows them."""
+    no_word = {name: value for name, value in SCHEMA.items() if name != "additionalProperties"}
+    assert grammar_of(server, guided_json=no_word) == grammar_of(server, guided_json=SCHEMA)
+    is_open = {**SCHEMA, "additionalProperties": True}
+    assert grammar_of(server, guided_json=is_open) != grammar_of(server, guided_json=SCHEMA)
 
 
 def test_the_vocabulary_is_told_once_and_first() -> None:
@@ -147,7 +162,7 @@ def test_others_stream_on_while_a_grammar_is_checked(server: FrontendServer) -> 
     """The frontend's event loop does not wait for the checking process."""
     slow = {f"k{i}": {"type": "string", "pattern": f"^[a-z]{{1,{i + 1}}}x$"} for i in range(900)}
     fields = {"guided_json": {"type": "object", "properties": slow}}
-    body = json.dumps({"prompt": "a", "max_tokens": 1, **fields}).encode()
+    body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 1, **fields}).encode()
     checked = threading.Event()
 
     def check() -> None:

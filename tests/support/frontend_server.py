@@ -76,9 +76,10 @@ def build_state(
     client: EngineClient, config: FrontendConfig, task: Task = "generate"
 ) -> ServerState:
     tokenizer = byte_tokenizer()
+    model_name = config.served_model_name or MODEL
     return ServerState(
         config=config,
-        model_name=config.served_model_name or MODEL,
+        model_name=model_name,
         model_root=MODEL,
         created=1,
         client=client,
@@ -87,12 +88,17 @@ def build_state(
         defaults=GenerationDefaults(),
         eos_token_ids=tokenizer.eos_token_ids,
         hash_secret=SECRET,
-        parser=RequestParser(config.strict_params),
+        parser=RequestParser(
+            config.strict_params, default_model=None if config.require_model else model_name
+        ),
         grammars=GrammarChecker(client, tokenizer, tokenizer.eos_token_ids),
         prompt_work=PromptWork(2),
         task=task,
         pair_template=pair_template(tokenizer) if task == "score" else None,
     )
+
+
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 
 
 class FrontendServer:
@@ -108,6 +114,9 @@ class FrontendServer:
         self.shut_down: asyncio.Event
 
     def post(self, path: str, **fields: Any) -> httpx.Response:
+        """Of the model that is served, unless the fields name another."""
+        if path in GENERATION_PATHS:
+            fields = {"model": self.state.model_name, **fields}
         return self.http.post(path, content=msgspec.json.encode(fields))
 
     def events(self, path: str, **fields: Any) -> list[Any]:
