@@ -101,17 +101,6 @@ def join_deltas(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
     )
 
 
-def raise_failure(output: Output) -> None:
-    """Raises ApiError: 504 when its time is up, 500 when the engine failed to compute it, 400
-    when its grammar takes too much work."""
-    if output.finish_reason is FinishReason.TIMEOUT:
-        raise timed_out()
-    if output.is_grammar_fault:
-        raise grammar_too_expensive()
-    if output.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
-        raise server_error("The engine failed to compute this request", "request_failed")
-
-
 class Choice:
     """`push` outputs in order until `is_finished`."""
 

@@ -37,6 +37,7 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
 
 
 class EmbeddingsRequest(PoolingRequest, kw_only=True):
+    model: str
     input: Any
     """Text, token ids, or a list of either; `pooling_prompts.py` checks it."""
     encoding_format: Literal["float", "base64"] | None = None

@@ -98,7 +98,8 @@ def build_state(
     )
 
 
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+MODEL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+"""Where a body must name a model."""
 
 
 class FrontendServer:
@@ -115,7 +116,7 @@ class FrontendServer:
 
     def post(self, path: str, **fields: Any) -> httpx.Response:
         """Of the model that is served, unless the fields name another."""
-        if path in GENERATION_PATHS:
+        if path in MODEL_PATHS:
             fields = {"model": self.state.model_name, **fields}
         return self.http.post(path, content=msgspec.json.encode(fields))
 
