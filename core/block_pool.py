@@ -120,12 +120,17 @@ class BlockPool:
                 else:
                     self._cached[block] = None
 
-    def forget_contents(self) -> None:
-        """Nothing computed up to now is found again; who holds blocks keeps them."""
+    def forget_contents(self) -> int:
+        """Nothing computed up to now is found again; who holds blocks keeps them.
+
+        Answers how many blocks nobody held and only their contents kept.
+        """
+        num_freed = len(self._cached)
         self._blank.extend(reversed(self._cached))
         self._cached.clear()
         self._by_hash.clear()
         self._hashes = [None] * len(self._hashes)
+        return num_freed
 
     def snapshot(self) -> BlockPoolState:
         return BlockPoolState(

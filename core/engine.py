@@ -23,7 +23,9 @@ from cearx.core.events import (
     Decision,
     Event,
     FinishReason,
+    Outcome,
     PrefillChunk,
+    PrefixCacheEmptied,
     PrefixCacheReset,
     RequestArrived,
     RequestEnded,
@@ -48,7 +50,7 @@ from cearx.core.messages import (
     unpack_tokens,
 )
 from cearx.core.metrics import EngineLoad
-from cearx.core.scheduler import Outcome, Scheduler
+from cearx.core.scheduler import Scheduler
 
 
 class MessageRejected(ValueError):
@@ -245,11 +247,14 @@ class Engine:
 
     def _cancel(self, request_id: RequestId, reason: CancelReason) -> None:
         for outcome in self._apply(CancelRequested(request_id=request_id, reason=reason)):
+            assert isinstance(outcome, RequestEnded), f"a cancel answered with {outcome}"
             self._forget(outcome.request_id)
 
-    def reset_prefix_cache(self) -> None:
-        """Nothing computed before is found again."""
-        self._apply(PrefixCacheReset())
+    def reset_prefix_cache(self) -> PrefixCacheEmptied:
+        """Nothing computed before is found again; answers what became of the blocks."""
+        (outcome,) = self._apply(PrefixCacheReset())
+        assert isinstance(outcome, PrefixCacheEmptied), f"a reset answered with {outcome}"
+        return outcome
 
     def tick(self, now_us: int) -> dict[int, list[Output]]:
         """Tells the time; answers what to send to each frontend about requests that ran out of it.

@@ -198,4 +198,16 @@ class RequestRefused(_Record, frozen=True, tag=18):
     """What there is."""
 
 
-Decision = StepPlan | RequestEnded | RequestRefused
+class PrefixCacheEmptied(_Record, frozen=True, tag=19):
+    """The answer to `PrefixCacheReset`: no block is found by its contents now."""
+
+    num_freed: int
+    """Blocks that nobody used: they held contents and hold none now."""
+    num_in_use: int
+    """Blocks that requests keep until they end."""
+
+
+Outcome = RequestEnded | RequestRefused | PrefixCacheEmptied
+"""What an event is answered with."""
+
+Decision = StepPlan | Outcome

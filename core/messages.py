@@ -10,7 +10,13 @@ from array import array
 
 import msgspec
 
-from cearx.core.events import CancelReason, FinishReason, RefusalReason, StepPlan
+from cearx.core.events import (
+    CancelReason,
+    FinishReason,
+    PrefixCacheEmptied,
+    RefusalReason,
+    StepPlan,
+)
 from cearx.core.identifiers import BlockHash, RequestId, RequestKey, StepId
 from cearx.core.metrics import Counters, EngineLoad, Histograms
 
@@ -153,7 +159,9 @@ class Cancel(_Message, frozen=True, tag="cancel"):
 
 
 class ResetPrefixCache(_Message, frozen=True, tag="reset_prefix_cache"):
-    """Nothing computed before is found again; the core does it without an answer."""
+    """Nothing computed before is found again; answered by `PrefixCacheWasReset` with the number."""
+
+    number: int
 
 
 class ReadMetrics(_Message, frozen=True, tag="read_metrics"):
@@ -228,7 +236,16 @@ class EngineMetrics(_Message, frozen=True, tag="metrics"):
     histograms: Histograms
 
 
-CoreToFrontend = EngineReady | StepOutputs | Refused | EngineMetrics | AbortLabels
+class PrefixCacheWasReset(_Message, frozen=True, tag="prefix_cache_was_reset"):
+    """Requests that the core gets from now on find nothing old, of whatever frontend."""
+
+    number: int
+    outcome: PrefixCacheEmptied
+
+
+CoreToFrontend = (
+    EngineReady | StepOutputs | Refused | EngineMetrics | PrefixCacheWasReset | AbortLabels
+)
 
 # --- core -> worker -------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from cearx.core.messages import (
     FrontendToCore,
     GrammarPrepared,
     Output,
+    PrefixCacheWasReset,
     ReadMetrics,
     ResetPrefixCache,
     StepOutputs,
@@ -225,7 +226,11 @@ class CoreProcess:
         elif isinstance(message, Vocabulary):
             self._worker.send(message)
         elif isinstance(message, ResetPrefixCache):
-            engine.reset_prefix_cache()
+            outcome = engine.reset_prefix_cache()
+            log.info("prefix cache reset", freed=outcome.num_freed, in_use=outcome.num_in_use)
+            engine.flush_log()
+            answer = PrefixCacheWasReset(number=message.number, outcome=outcome)
+            self._send(frontend_index, answer)
         elif isinstance(message, AbortLabels):
             for index in range(len(self._frontend_names)):
                 self._send(index, message)

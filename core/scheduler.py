@@ -22,10 +22,11 @@ from cearx.core.events import (
     ClockAdvanced,
     Event,
     FinishReason,
+    Outcome,
+    PrefixCacheEmptied,
     PrefixCacheReset,
     RefusalReason,
     RequestArrived,
-    RequestEnded,
     RequestRefused,
     StepFinished,
     StepPlan,
@@ -38,8 +39,6 @@ from cearx.core.prefill_pace import PrefillPace
 from cearx.core.request import Request, RequestState
 from cearx.core.settling import finish_step
 from cearx.core.step_books import InFlightStep
-
-Outcome = RequestEnded | RequestRefused
 
 
 class SchedulerState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -146,11 +145,13 @@ class Scheduler:
         return tuple(ended)
 
     def _reset_cache(self) -> tuple[Outcome, ...]:
-        self.books.pool.forget_contents()
+        pool = self.books.pool
+        num_freed = pool.forget_contents()
         for request in self.books.running.values():
             request.publishes = False
         self.books.totals.num_cache_resets += 1
-        return ()
+        num_in_use = self.config.num_blocks - pool.num_free
+        return (PrefixCacheEmptied(num_freed=num_freed, num_in_use=num_in_use),)
 
     def _arrive(self, event: RequestArrived) -> tuple[Outcome, ...]:
         last_id, books = self._last_id, self.books

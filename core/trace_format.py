@@ -59,6 +59,7 @@ class RecordType(IntEnum):
     STEP_PLAN = 16
     REQUEST_ENDED = 17
     REQUEST_REFUSED = 18
+    PREFIX_CACHE_EMPTIED = 19
     HEADER = 32
     """Schema, versions and configuration; the first record of a run."""
     NOTE = 33

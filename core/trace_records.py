@@ -17,6 +17,7 @@ from cearx.core.events import (
     ClockAdvanced,
     Decision,
     Event,
+    PrefixCacheEmptied,
     PrefixCacheReset,
     RequestArrived,
     RequestEnded,
@@ -34,7 +35,7 @@ from cearx.core.trace_decodes import (
 from cearx.core.trace_format import CHANGED, COMPACT, Frame, RecordType, TraceIncompatible
 from cearx.core.trace_hashes import Short, ShortArrival, ShortFinish, expand, shorten
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Changes with every change to the fields of a record; a test holds the two together."""
 
 
@@ -111,6 +112,7 @@ RECORD_TYPES: dict[type[Record], RecordType] = {
     StepPlan: RecordType.STEP_PLAN,
     RequestEnded: RecordType.REQUEST_ENDED,
     RequestRefused: RecordType.REQUEST_REFUSED,
+    PrefixCacheEmptied: RecordType.PREFIX_CACHE_EMPTIED,
     TraceHeader: RecordType.HEADER,
     StepNote: RecordType.NOTE,
     TraceEnd: RecordType.END,

@@ -19,7 +19,7 @@ from cearx.frontend.authentication import Authentication
 from cearx.frontend.errors import ApiError, model_not_found, server_error, shown
 from cearx.frontend.http_io import refuse_body
 from cearx.frontend.metrics_route import metrics_endpoint
-from cearx.frontend.openai_types import ModelCard, ModelList
+from cearx.frontend.openai_types import ModelCard, ModelList, PrefixCacheResetAnswer
 from cearx.frontend.openapi import describe_api
 from cearx.frontend.server_state import ServerState
 from cearx.frontend.task_routes import task_routes
@@ -121,9 +121,16 @@ def _live(state: ServerState) -> Endpoint:
 
 def _reset_prefix_cache(state: ServerState) -> Endpoint:
     async def reset_prefix_cache(request: Request) -> Response:
-        """200 when it is on its way: requests that are sent after the answer find nothing old."""
-        state.client.reset_prefix_cache()
-        return Response()
+        """200 when it is done: what is sent after the answer, to any frontend, finds nothing old.
+
+        Blocks that requests in the engine use stay theirs until they end, and are not found.
+        """
+        outcome = await state.client.reset_prefix_cache()
+        return _json(
+            PrefixCacheResetAnswer(
+                num_blocks_freed=outcome.num_freed, num_blocks_in_use=outcome.num_in_use
+            )
+        )
 
     return reset_prefix_cache
 

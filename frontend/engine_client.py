@@ -15,7 +15,7 @@ import msgspec
 import structlog
 import zmq
 
-from cearx.core.events import CancelReason
+from cearx.core.events import CancelReason, PrefixCacheEmptied
 from cearx.core.identifiers import BlockHash, RequestKey
 from cearx.core.messages import (
     AbortLabels,
@@ -25,16 +25,16 @@ from cearx.core.messages import (
     EngineReady,
     Output,
     Pooling,
+    PrefixCacheWasReset,
     Refused,
-    ResetPrefixCache,
     SamplingParams,
     StepOutputs,
     Submit,
     Vocabulary,
 )
+from cearx.frontend.core_questions import CoreQuestions
 from cearx.frontend.core_socket import CoreSocket
 from cearx.frontend.errors import ApiError, refused, unavailable
-from cearx.frontend.metrics_queries import MetricsQueries
 from cearx.frontend.request_labels import RequestLabels
 
 MAX_OUTSTANDING = 1024
@@ -173,11 +173,11 @@ class EngineClient:
         self._next_key = 0
         self._outstanding: dict[RequestKey, tuple[RequestStream, int]] = {}
         self._waiting: dict[RequestKey, tuple[RequestStream, int, Submit]] = {}
-        self._queries = MetricsQueries()
         self.labels = RequestLabels()
         self._socket = CoreSocket(
             context, runtime_dir, boot_id, frontend_index, self._on_message, self._on_lost
         )
+        self._questions = CoreQuestions(self._socket.send)
 
     async def wait_ready(self) -> EngineReady:
         """Raises ApiError when the core goes away before it is ready."""
@@ -227,17 +227,17 @@ class EngineClient:
     async def read_metrics(self) -> EngineMetrics:
         """What the core has counted up to now, for all frontends; raises ApiError (503)."""
         self.require_engine()
-        return await self._queries.ask(self._socket.send)
+        return await self._questions.read_metrics()
 
     def abort_labels(self, labels: Sequence[str]) -> None:
         """Ends the requests with these ids in whatever frontend; raises ApiError (503)."""
         self.require_engine()
         self._socket.send(AbortLabels(labels=tuple(labels)))
 
-    def reset_prefix_cache(self) -> None:
-        """Asks the core to find nothing again that was computed before; raises ApiError (503)."""
+    async def reset_prefix_cache(self) -> PrefixCacheEmptied:
+        """Lets the core find nothing again that was computed before; raises ApiError (503)."""
         self.require_ready()
-        self._socket.send(ResetPrefixCache())
+        return await self._questions.reset_prefix_cache()
 
     def drain(self) -> None:
         """From here on no new requests; those that run go on."""
@@ -281,8 +281,8 @@ class EngineClient:
             if entry is not None:
                 entry[0].fail(refused(message))
             self._fill_window()
-        elif isinstance(message, EngineMetrics):
-            self._queries.answer(message)
+        elif isinstance(message, EngineMetrics | PrefixCacheWasReset):
+            self._questions.answer(message)
         elif isinstance(message, AbortLabels):
             self.labels.abort(message.labels)
         else:
@@ -311,7 +311,7 @@ class EngineClient:
         streams = [stream for stream, _ in self._outstanding.values()]
         streams += [stream for stream, _, _ in self._waiting.values()]
         self._waiting.clear()
-        self._queries.fail(error)
+        self._questions.fail(error)
         for stream in streams:
             stream.fail(error)
 

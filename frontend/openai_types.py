@@ -195,3 +195,12 @@ class ModelCard(msgspec.Struct, kw_only=True):
 class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class PrefixCacheResetAnswer(msgspec.Struct, kw_only=True):
+    """Answer of /reset_prefix_cache."""
+
+    num_blocks_freed: int
+    """Held nothing but contents that could be found."""
+    num_blocks_in_use: int
+    """Belong to requests in the engine until these end; they cannot be found either."""

@@ -23,6 +23,7 @@ from cearx.frontend.openai_types import (
     CompletionRequest,
     ModelCard,
     ModelList,
+    PrefixCacheResetAnswer,
 )
 from cearx.frontend.pooling_types import (
     EmbeddingsAnswer,
@@ -79,7 +80,7 @@ def describe_api(*, has_keys: bool, task: Task) -> dict[str, Any]:
     posts = {path: pair for path, pair in POSTS.items() if task in PATHS.get(path, (task,))}
     types = [kind for pair in posts.values() for kind in pair if kind is not None]
     types += [kind for kind in GETS.values() if kind is not None]
-    types += [ErrorBody, AnthropicErrorBody]
+    types += [ErrorBody, AnthropicErrorBody, PrefixCacheResetAnswer]
     references, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE)
     of: dict[Struct, Any] = dict(zip(types, references, strict=True))
     paths: dict[str, Any] = {}
@@ -93,7 +94,9 @@ def describe_api(*, has_keys: bool, task: Task) -> dict[str, Any]:
                 "responses": _responses(good, of[error_type(path)]),
             }
         }
-    paths["/reset_prefix_cache"] = {"post": {"responses": _responses({}, of[ErrorBody])}}
+    paths["/reset_prefix_cache"] = {
+        "post": {"responses": _responses(_content(of[PrefixCacheResetAnswer]), of[ErrorBody])}
+    }
     for path, found in GETS.items():
         good = {} if found is None else _content(of[found])
         paths[path] = {"get": {"responses": _responses(good, of[ErrorBody])}}

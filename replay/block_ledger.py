@@ -30,6 +30,8 @@ class BlockLedger:
         """Blocks that somebody holds, fenced ones included."""
         self.num_cached = 0
         """Blocks that nobody holds and that can be found by their hash."""
+        self.num_forgotten = 0
+        """Cached blocks that the last reset gave back."""
         self._fences: list[_Fence] = []
         self._ref_counts = [0] * config.num_blocks
         self._hashes: dict[BlockId, BlockHash] = {}
@@ -66,7 +68,7 @@ class BlockLedger:
     def forget_contents(self) -> None:
         self._hashes.clear()
         self._by_hash.clear()
-        self.num_cached = 0
+        self.num_forgotten, self.num_cached = self.num_cached, 0
 
     def hold(self, request: LedgerRequest, block_ids: Sequence[BlockId], num_hits: int) -> None:
         """One more holder each; all but the `num_hits` first get new content."""

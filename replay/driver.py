@@ -17,9 +17,9 @@ from cearx.core.events import (
     Decision,
     Event,
     FinishReason,
+    Outcome,
+    PrefixCacheEmptied,
     PrefixCacheReset,
-    RequestEnded,
-    RequestRefused,
     RowStopped,
     StepFinished,
     StepPlan,
@@ -36,7 +36,7 @@ class AnyScheduler(Protocol):
 
     def has_work(self) -> bool: ...
 
-    def apply(self, event: Event) -> tuple[RequestEnded | RequestRefused, ...]: ...
+    def apply(self, event: Event) -> tuple[Outcome, ...]: ...
 
     def plan(self) -> StepPlan | None: ...
 
@@ -136,6 +136,8 @@ class Driver:
         self._log.append(event)
         for outcome in self.scheduler.apply(event):
             self._log.append(outcome)
+            if isinstance(outcome, PrefixCacheEmptied):
+                continue
             if self._requests.pop(outcome.request_id, None) is not None:
                 del self.num_outputs[outcome.request_id]
                 self.num_ended += 1

@@ -12,7 +12,11 @@ from pathlib import Path
 import msgspec
 
 from cearx.core.config import SchedulerConfig
-from cearx.core.events import Event, RequestEnded, RequestRefused, StepPlan
+from cearx.core.events import (
+    Event,
+    Outcome,
+    StepPlan,
+)
 from cearx.replay.scheduler_service import Answer, Apply, Begin, Call, MakePlan, read_message
 from cearx.replay.scheduler_service import write_message as send
 
@@ -75,7 +79,7 @@ class RemoteScheduler:
         self._tree = tree
         tree.call(Begin(config))
 
-    def apply(self, event: Event) -> tuple[RequestEnded | RequestRefused, ...]:
+    def apply(self, event: Event) -> tuple[Outcome, ...]:
         decisions = self._tree.call(Apply(event)).decisions
         return tuple(d for d in decisions if not isinstance(d, StepPlan))
 

@@ -11,6 +11,8 @@ from cearx.core.events import (
     CancelRequested,
     ClockAdvanced,
     FinishReason,
+    PrefixCacheEmptied,
+    PrefixCacheReset,
     RefusalReason,
     RequestArrived,
     RequestEnded,
@@ -35,10 +37,11 @@ class OutcomeRules:
         self._due_ends: dict[RequestId, FinishReason] = {}
         """What the last event must lead to, as is the refusal."""
         self._due_refusal: RequestRefused | None = None
+        self._is_reset_due = False
 
     def forget(self) -> None:
         """Nothing is due: it was seen to, or may stand in a gap."""
-        self._due_ends, self._due_refusal = {}, None
+        self._due_ends, self._due_refusal, self._is_reset_due = {}, None, False
 
     def begin(self) -> None:
         """Goes on from the ledger's books."""
@@ -53,6 +56,9 @@ class OutcomeRules:
         if isinstance(value, RequestRefused):
             yield from self._refuse(value)
             return
+        if isinstance(value, PrefixCacheEmptied):
+            yield from self._empty(value)
+            return
         yield from self.missing()
         self.forget()
         if isinstance(value, RequestArrived):
@@ -65,6 +71,8 @@ class OutcomeRules:
                 self._due_ends[value.request_id] = FinishReason.CANCELLED
         elif isinstance(value, StepFinished):
             yield from self._finish(value)
+        elif isinstance(value, PrefixCacheReset):
+            self._is_reset_due = True
 
     def _arrive(self, event: RequestArrived) -> Iterator[Finding]:
         if event.request_id in self._seen:
@@ -86,6 +94,18 @@ class OutcomeRules:
             text = f"request {refused.request_id} is let in: {refused.reason.name},"
             text += f" needs {refused.num_tokens}, limit {refused.limit_tokens}"
             yield "I10", text, (refused.request_id,)
+        if self._is_reset_due:
+            yield "I1", "a reset of the prefix cache is not answered", ()
+
+    def _empty(self, emptied: PrefixCacheEmptied) -> Iterator[Finding]:
+        """The reset is in the books already."""
+        is_due, self._is_reset_due = self._is_reset_due, False
+        blocks = self._ledger.blocks
+        expected = PrefixCacheEmptied(num_freed=blocks.num_forgotten, num_in_use=blocks.num_held)
+        if not is_due:
+            yield "I1", "the prefix cache is emptied for no reason", ()
+        elif emptied != expected:
+            yield "I1", f"the prefix cache is emptied with {emptied}, not {expected}", ()
 
     def _end(self, ended: RequestEnded) -> Iterator[Finding]:
         mine, ids = ended.request_id, (ended.request_id,)

@@ -14,8 +14,7 @@ from cearx.core.events import (
     ClockAdvanced,
     Decision,
     Event,
-    RequestEnded,
-    RequestRefused,
+    Outcome,
     StepPlan,
 )
 from cearx.core.identifiers import RequestId, StepId
@@ -100,7 +99,7 @@ class Verifier:
                 return self._differs(record, value, self._outcomes[0])
             self._step_id = value.step_id
             return self._compare_plan(record, value)
-        if isinstance(value, RequestEnded | RequestRefused):
+        if isinstance(value, Outcome):
             computed = self._outcomes.popleft() if self._outcomes else None
             return None if value == computed else self._differs(record, value, computed)
         if isinstance(value, TraceGap):

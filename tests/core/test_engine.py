@@ -14,6 +14,8 @@ from cearx.core.events import (
     Event,
     FinishReason,
     PrefillChunk,
+    PrefixCacheEmptied,
+    PrefixCacheReset,
     RefusalReason,
     RequestArrived,
     StepFinished,
@@ -193,6 +195,21 @@ def test_cached_tokens_are_told_once_and_generated_blocks_hit() -> None:
     # 10 prompt tokens and 5 computed outputs are 15 tokens: three full blocks are cached.
     driver.submit(2, [*range(10), *[9] * 6, 7])
     assert driver.step()[0][0].num_cached_tokens == 12
+
+
+def test_a_reset_tells_what_became_of_the_blocks() -> None:
+    """Those of an ended request are freed, those of a running one stay its own; none is found."""
+    driver = Driver()
+    driver.submit(1, range(8), max_tokens=1)
+    driver.step()
+    driver.submit(2, range(20, 28), max_tokens=8)
+    driver.step()
+    outcome = driver.engine.reset_prefix_cache()
+    assert outcome == PrefixCacheEmptied(num_freed=2, num_in_use=2)
+    assert driver.log.records[-2:] == [PrefixCacheReset(), outcome]
+    for key, prompt in ((3, range(8)), (4, range(20, 28))):
+        driver.submit(key, prompt)
+    assert [a.num_cached_tokens for a in driver.plan().plan.admitted] == [0, 0]
 
 
 def test_the_worker_gets_a_request_once_and_hears_of_its_end() -> None:

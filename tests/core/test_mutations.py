@@ -8,7 +8,7 @@ from random_run import CONFIGS, RandomRun
 from simulated_engine import RecordList
 
 from cearx.core.config import SchedulerConfig
-from cearx.core.events import Decision, Event, RequestEnded, RequestRefused, StepPlan
+from cearx.core.events import Decision, Event, Outcome, StepPlan
 from cearx.core.scheduler import Scheduler
 from cearx.replay.trace import TraceRecord
 from cearx.replay.verify import Difference, Verifier
@@ -48,7 +48,7 @@ def first_bad_step(records: list[Event | Decision], scheduler: Scheduler) -> int
                 logged.append(value)
                 plan = scheduler.plan()
                 computed += [] if plan is None else [plan]
-            elif isinstance(value, RequestEnded | RequestRefused):
+            elif isinstance(value, Outcome):
                 logged.append(value)
             else:
                 if logged != computed:

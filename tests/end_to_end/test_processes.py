@@ -116,6 +116,10 @@ def test_two_frontends_share_the_port_and_the_cache(tmp_path: Path) -> None:
         assert counts["vllm:generation_tokens_total"] == 24
         assert counts["vllm:e2e_request_latency_seconds_count"] == 24
         assert 0 < counts["vllm:time_to_first_token_seconds_sum"] < 240
+        reset = httpx.post(server.url + "/reset_prefix_cache")
+        assert reset.json() == {"num_blocks_freed": 6, "num_blocks_in_use": 0}
+        usage = httpx.post(server.url + "/v1/completions", json=body, timeout=60).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 0
         assert server.stop() == 0
         assert replay(server.trace_log).returncode == 0
 

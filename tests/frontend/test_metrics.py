@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from cearx.core.metrics import EngineLoad
-from cearx.frontend import metrics_queries
+from cearx.frontend import core_questions
 
 NAMES = {
     "gauge": "num_requests_running num_requests_waiting num_requests_waiting_by_reason"
@@ -101,7 +101,7 @@ def test_a_request_tells_when_it_came_and_its_n() -> None:
 
 def test_no_engine_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """503 with a reason while the core is silent, and when it is gone: never stale numbers."""
-    monkeypatch.setattr(metrics_queries, "ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr(core_questions, "ANSWER_WITHIN_S", 0.05)
     with frontend_server() as server:
         server.core.answers_metrics = False
         answer = server.http.get("/metrics")

@@ -68,6 +68,7 @@ def test_every_reference_leads_somewhere(document: Any) -> None:
         ("embed", "/v1/embeddings", {"input": "a"}),
         ("score", "/v1/score", {"text_1": "a", "text_2": "b"}),
         ("score", "/v2/rerank", {"query": "a", "documents": ["b"]}),
+        ("generate", "/reset_prefix_cache", {}),
     ],
     indirect=["server"],
 )

@@ -10,7 +10,14 @@ from random_run import CONFIGS, PIPELINED, SMALL, URGENT, RandomRun, random_conf
 from simulated_engine import RecordList
 
 from cearx.core.config import SchedulerConfig
-from cearx.core.events import Decision, Event, FinishReason, RequestEnded, StepPlan
+from cearx.core.events import (
+    Decision,
+    Event,
+    FinishReason,
+    PrefixCacheEmptied,
+    RequestEnded,
+    StepPlan,
+)
 from cearx.core.identifiers import BlockId, RequestId
 from cearx.core.scheduler import Scheduler
 from cearx.replay.failures import Watch, first_failure
@@ -102,6 +109,21 @@ def test_ends() -> None:
         "I7",
         f"request {values[at].request_id} ends twice",
     )
+
+
+def test_resets() -> None:
+    """A wrong count, a missing answer and one that nothing asked for break I1."""
+    values = run(3)
+    at = next(i for i, v in enumerate(values) if isinstance(v, PrefixCacheEmptied))
+    emptied = values[at]
+    assert isinstance(emptied, PrefixCacheEmptied)
+    for field in ("num_freed", "num_in_use"):
+        found = broken(values, at, **{field: getattr(emptied, field) + 1})
+        assert (found.invariant, found.seq) == ("I1", at + 1)
+    missing = check([*values[:at], *values[at + 1 :]])
+    assert missing[0].text == "a reset of the prefix cache is not answered"
+    twice = check([*values[: at + 1], *values[at:]])
+    assert twice[0].text == "the prefix cache is emptied for no reason"
 
 
 class Greedy(Scheduler):

@@ -7,7 +7,7 @@ from random_run import PIPELINED, SMALL, URGENT, RandomRun, random_config
 from simulated_engine import RecordList
 
 from cearx.core.config import SchedulerConfig
-from cearx.core.events import Decision, Event, RequestEnded, RequestRefused, StepPlan
+from cearx.core.events import Decision, Event, Outcome, StepPlan
 from cearx.core.scheduler import Scheduler
 from cearx.replay.ledger import Ledger
 
@@ -53,10 +53,10 @@ def test_the_books_agree_with_the_scheduler(seed: int) -> None:
         ledger.apply(value)
         if isinstance(value, StepPlan):
             assert scheduler.plan() == value
-        elif not isinstance(value, RequestEnded | RequestRefused):
+        elif not isinstance(value, Outcome):
             scheduler.apply(value)
         following = values[index + 1] if index + 1 < len(values) else None
-        if not isinstance(following, RequestEnded | RequestRefused):
+        if not isinstance(following, Outcome):
             ledger.settle()
             check_same(ledger, scheduler)
     assert not ledger.live and ledger.blocks.num_held == 0

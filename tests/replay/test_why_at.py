@@ -10,6 +10,7 @@ from trace_samples import write_run
 from cearx.core.events import (
     CancelRequested,
     ClockAdvanced,
+    Outcome,
     RequestArrived,
     RequestEnded,
     RequestRefused,
@@ -173,7 +174,7 @@ def test_at_agrees_with_the_scheduler(path: Path) -> None:
                     assert state.budget_used <= state.budget
             elif isinstance(value, ClockAdvanced | RequestArrived | CancelRequested):
                 scheduler.apply(value)
-            elif not isinstance(value, RequestEnded | RequestRefused) and "Note" not in repr(value):
+            elif not isinstance(value, Outcome) and "Note" not in repr(value):
                 scheduler.apply(value)  # type: ignore[arg-type]
                 finished = planned
         after = state_at(trace, StepId(step), "after")

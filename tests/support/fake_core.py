@@ -12,7 +12,7 @@ import zmq
 
 from cearx.core.child import endpoint
 from cearx.core.engine import prompt_output
-from cearx.core.events import CancelReason, FinishReason
+from cearx.core.events import CancelReason, FinishReason, PrefixCacheEmptied
 from cearx.core.identifiers import RequestKey
 from cearx.core.link import Channel, configure
 from cearx.core.messages import (
@@ -24,6 +24,7 @@ from cearx.core.messages import (
     FrontendToCore,
     Output,
     Pooling,
+    PrefixCacheWasReset,
     ReadMetrics,
     Refused,
     ResetPrefixCache,
@@ -187,6 +188,8 @@ class FakeCore:
             self._running.pop(message.request_key, None)
         elif isinstance(message, ResetPrefixCache):
             self.num_resets += 1
+            outcome = PrefixCacheEmptied(num_freed=self.num_resets, num_in_use=7)
+            self._send(PrefixCacheWasReset(number=message.number, outcome=outcome))
         elif isinstance(message, AbortLabels):
             self._send(message)
         elif isinstance(message, ReadMetrics):

@@ -224,8 +224,8 @@ MUTATIONS = [
     Mutation(
         "reset_forgets_nothing",
         "scheduler",
-        "        self.books.pool.forget_contents()\n",
-        "",
+        "        num_freed = pool.forget_contents()\n",
+        "        num_freed = len(pool.snapshot().cached)\n",
         breaks_invariant=False,
     ),
     Mutation(

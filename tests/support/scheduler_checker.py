@@ -16,6 +16,7 @@ from cearx.core.events import (
     Decision,
     Event,
     FinishReason,
+    PrefixCacheEmptied,
     PrefixCacheReset,
     RequestArrived,
     RequestEnded,
@@ -135,6 +136,11 @@ class DecisionChecker:
             expected = [self._end(i, FinishReason.TIMEOUT) for i in late]
         else:
             assert isinstance(event, PrefixCacheReset)
+            (emptied,) = outcomes
+            assert isinstance(emptied, PrefixCacheEmptied)
+            assert emptied.num_in_use == len(self.held())
+            assert 0 <= emptied.num_freed <= self.num_free()
+            expected = [emptied]
         assert list(outcomes) == expected, f"{event}: decided {outcomes}, should be {expected}"
 
     def _arrive(self, event: RequestArrived) -> list[Decision]:

@@ -19,6 +19,7 @@ from cearx.core.events import (
     Event,
     FinishReason,
     PrefillChunk,
+    PrefixCacheEmptied,
     PrefixCacheReset,
     RefusalReason,
     RequestArrived,
@@ -92,6 +93,7 @@ records = st.one_of(
         num_tokens=u63,
         limit_tokens=u63,
     ),
+    st.builds(PrefixCacheEmptied, num_freed=u63, num_in_use=u63),
     st.builds(StepNote, execute_us=u63, schedule_us=u63),
 )
 """Any record between the header and the end."""
