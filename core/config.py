@@ -205,9 +205,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights, activations and KV; 'auto' is float32 on the CPU, on CUDA the model's 16-bit
     type or bfloat16."""
-    quantization: Literal["none", "int8"] = "none"
+    quantization: Literal["none", "int8", "fp8"] = "none"
     """'int8' rounds the weights of products to int8 blocks of 32 at load, on the CPU; what a GGUF
-    file holds in blocks that are multiplied as they are stays as it is."""
+    file holds in blocks that are multiplied as they are stays as it is. 'fp8' rounds the weights of
+    the layers to 8-bit floats (e4m3) with a scale an output, on CUDA; prompts' activations too."""
     max_model_len: int | None = None
     """Tokens of prompt and output together that one request may have (default: the model's)."""
     block_size: int | None = None
@@ -255,6 +256,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.quantization == "int8" and self.device == "cuda":
             raise ValueError("--quantization int8 is for the CPU, got --device cuda")
+        if self.quantization == "fp8" and self.device == "cpu":
+            raise ValueError("--quantization fp8 is for CUDA, got --device cpu; there int8 is")
         if self.quantization == "int8" and self.dtype not in ("auto", "float32"):
             raise ValueError(f"--quantization int8 needs --dtype float32, got {self.dtype}")
         if self.kv_cache_dtype == "fp8":

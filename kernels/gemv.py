@@ -6,6 +6,7 @@ y = epilogue(norm(x) @ W^T), where the norm (optional) is RMSNorm, and the epilo
 adds to a residual in place, or takes SiLU(gate) * up of the two halves of W's rows. A program owns
 BLOCK_N outputs and walks along K with a float32 accumulator an element, without tensor cores; the
 norm is a factor of the whole row, so its sum of squares is taken on the way: rms(x) divides last.
+8-bit weights become float32 as they are loaded, and their scale multiplies the finished sum.
 Owns these kernels; `layer_linear` decides when they run. Legend: M tokens, N outputs, K inputs.
 """
 
@@ -18,6 +19,7 @@ import triton.language as tl
 
 from cearx.kernels import dependent_launch
 from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
+from cearx.kernels.fp8_weight import Weight, stored_parts
 from cearx.kernels.scaled_rows import ScaledRows
 from cearx.kernels.silu_mul import silu_times
 
@@ -42,6 +44,7 @@ def _gemv_kernel(
     p_x: tl.tensor,
     p_norm: tl.tensor,
     p_weight: tl.tensor,
+    p_scale: tl.tensor,
     p_bias: tl.tensor,
     p_out: tl.tensor,
     p_next_weight: tl.tensor,
@@ -53,6 +56,7 @@ def _gemv_kernel(
     K: tl.constexpr,
     EPILOGUE: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NEXT: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -66,6 +70,9 @@ def _gemv_kernel(
     let_next_start(PDL)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)[None, :]
+    if HAS_SCALE:
+        # Eight at a time, as 16-bit inputs are loaded: both then lie alike in the registers.
+        o_k = tl.max_contiguous(o_k, [1, 8])
     is_n = o_n < N
     o_tile = tl.arange(0, BLOCK_N)[:, None] * K + o_k
     p_tile = p_weight + tl.program_id(0).to(tl.int64) * (BLOCK_N * K) + o_tile
@@ -116,14 +123,22 @@ def _gemv_kernel(
         b_bias = tl.load(p_bias + o_n, mask=is_n, other=0.0).to(tl.float32)
     if HAS_NEXT:
         b_next = tl.load(p_next_weight + o_n, mask=is_n, other=0.0).to(tl.float32)
+    if HAS_SCALE:
+        b_scale = tl.load(p_scale + o_n, mask=is_n, other=0.0)
+        if EPILOGUE == "silu":
+            b_up_scale = tl.load(p_scale + N + o_n, mask=is_n, other=0.0)
     for m in tl.static_range(M):
         p_y = p_out + m * N + o_n
         b_y = tl.sum(sums[m * PARTS], axis=1)
+        if HAS_SCALE:
+            b_y = b_y * b_scale
         if HAS_NORM:
             inverse_rms = tl.rsqrt(tl.sum(squares[m], axis=1) / K + eps)
             b_y = b_y * inverse_rms
         if EPILOGUE == "silu":
             b_up = tl.sum(sums[m * PARTS + 1], axis=1)
+            if HAS_SCALE:
+                b_up = b_up * b_up_scale
             if HAS_NORM:
                 b_up = b_up * inverse_rms
             b_y = silu_times(b_y, b_up)
@@ -162,7 +177,7 @@ def _load_tile(
 
 def gemv(
     x_MK: torch.Tensor,
-    weight_NK: torch.Tensor,
+    weight: Weight,
     out_MN: torch.Tensor,
     config: GemvConfig,
     *,
@@ -173,7 +188,7 @@ def gemv(
     next_weight_N: torch.Tensor | None = None,
     next_rows: ScaledRows | None = None,
 ) -> None:
-    """Runs one product of 1..8 tokens; for "silu" `weight_NK` holds gate's rows, then up's.
+    """Runs one product of 1..8 tokens; for "silu" `weight` holds gate's rows, then up's.
 
     All tensors are contiguous, the vectors may be of another float type than the rest. "add" reads
     and writes `out_MN`; `next_rows` are left for the norm of `next_weight_N` (`scaled_rows`).
@@ -181,12 +196,13 @@ def gemv(
     num_tokens, num_inputs = x_MK.shape
     num_outputs = out_MN.shape[1]
     parts = 2 if epilogue == "silu" else 1
+    weight_NK, scale_N = stored_parts(weight)
     assert num_tokens <= MAX_TOKENS, f"{num_tokens} tokens, at most {MAX_TOKENS}"
     assert weight_NK.shape == (parts * num_outputs, num_inputs) and len(out_MN) == num_tokens, (
         f"{tuple(x_MK.shape)} by {tuple(weight_NK.shape)} into {tuple(out_MN.shape)}"
     )
     assert epilogue != "silu" or bias_N is None, "no model has a bias under its gate"
-    tensors = (x_MK, weight_NK, out_MN, norm_weight_K, bias_N)
+    tensors = (x_MK, weight_NK, scale_N, out_MN, norm_weight_K, bias_N)
     assert all(t is None or t.is_contiguous() for t in tensors)
     steps = triton.cdiv(num_inputs, config.block_k)
     tiles = triton.cdiv(num_outputs, config.block_n)
@@ -195,6 +211,7 @@ def gemv(
         x_MK,
         x_MK if norm_weight_K is None else norm_weight_K,
         weight_NK,
+        x_MK if scale_N is None else scale_N,
         x_MK if bias_N is None else bias_N,
         out_MN,
         next_weight_N,
@@ -206,6 +223,7 @@ def gemv(
         K=num_inputs,
         EPILOGUE=epilogue,
         HAS_NORM=norm_weight_K is not None,
+        HAS_SCALE=scale_N is not None,
         HAS_BIAS=bias_N is not None,
         HAS_NEXT=next_rows is not None,
         BLOCK_N=config.block_n,

@@ -1,8 +1,8 @@
 """Which kernel runs a product, by (tokens rounded up, outputs N, inputs K) of its weight matrix.
 
 Data only, measured on one NVIDIA H200 by `tests/benchmarks/tune_linear.py`, which writes this file.
-A gated MLP's N counts gate and up together. What the table does not list goes to
-`layer_linear.choose`'s rule. None means the library's product.
+A gated MLP's N counts gate and up together. What a table does not list goes to the rules in
+`layer_linear`. None means the library's product.
 """
 
 from cearx.kernels.gemv import GemvConfig
@@ -90,3 +90,6 @@ TABLE: dict[tuple[int, int, int], GemvConfig | SkinnyConfig | None] = {
     (128, 151936, 1024): None,
     (128, 151936, 4096): None,
 }
+
+FP8_TABLE: dict[tuple[int, int, int], GemvConfig | SkinnyConfig | None] = {}
+"""The same for 8-bit weights: nothing was measured yet."""

@@ -11,6 +11,8 @@ from cearx.core.child import StartupError
 from cearx.core.config import WorkerConfig, WorkerLaunch
 
 CUDA_BLOCK_SIZES = (16, 32, 64, 128, 256)
+FP8_CAPABILITY = (8, 9)
+"""Of the first GPUs that convert 8-bit floats."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +35,37 @@ DEFAULTS = {
 def choose_device(config: WorkerConfig) -> torch.device:
     """The device that the flag names; raises StartupError for a GPU that is not there.
 
-    Raises StartupError as well where 'auto' finds a GPU and a flag is for the CPU alone.
+    Raises StartupError as well for a flag that the device which 'auto' finds does not have.
     """
     if config.device == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
-        if config.quantization != "none":
+        if config.quantization == "int8":
             raise StartupError(
-                f"--quantization {config.quantization} is for the CPU and this machine has a GPU: "
-                "add --device cpu"
+                "--quantization int8 is for the CPU and this machine has a GPU: add --device cpu"
             )
-        return torch.device("cuda", torch.cuda.current_device())
+        device = torch.device("cuda", torch.cuda.current_device())
+        _refuse_fp8_without_hardware(config, device)
+        return device
     if config.device == "cuda":
         raise StartupError(
             f"--device cuda: PyTorch {torch.__version__} finds no CUDA device; use --device cpu"
         )
+    if config.quantization == "fp8":
+        raise StartupError(
+            f"--quantization fp8 needs a GPU, and PyTorch {torch.__version__} finds none; "
+            "for the CPU there is int8"
+        )
     return torch.device("cpu")
+
+
+def _refuse_fp8_without_hardware(config: WorkerConfig, device: torch.device) -> None:
+    capability = torch.cuda.get_device_capability(device)
+    if config.quantization == "fp8" and capability < FP8_CAPABILITY:
+        raise StartupError(
+            f"--quantization fp8 needs a GPU of compute capability {FP8_CAPABILITY[0]}."
+            f"{FP8_CAPABILITY[1]}, this one has {capability[0]}.{capability[1]}"
+        )
 
 
 def choose_sizes(spec: WorkerLaunch, device: torch.device) -> StepSizes:

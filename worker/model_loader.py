@@ -173,9 +173,9 @@ def bytes_by_form(
     quantised: Mapping[str, Mapping[str, int]],
     dtype: torch.dtype,
 ) -> dict[str, int]:
-    """Bytes of all weights, largest first: those `quantised` have what it says, others `dtype`."""
+    """Bytes of all weights, largest first: as `quantised` or the slot says, else of `dtype`."""
     totals: Counter[str] = Counter()
     for name, slot in slots.items():
         floats = torch.Size(slot.shape).numel() * dtype.itemsize
-        totals.update(quantised.get(name, {type_name(dtype): floats}))
+        totals.update(quantised.get(name) or slot.kept_as or {type_name(dtype): floats})
     return dict(totals.most_common())

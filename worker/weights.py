@@ -51,11 +51,15 @@ class WeightSlot:
     shape: tuple[int, ...]
     """Shape of the whole tensor, as it stands in the checkpoint."""
     fill: Callable[[Tensor], None]
-    """Takes the whole tensor in any float type and keeps this rank's share of it."""
+    """Takes the whole tensor in any float type and keeps this rank's share of it.
+
+    Raises ValueError for one that it cannot keep."""
     fill_quantised: Callable[[BlockQuantised], None] | None = None
     """As `fill`, for places that can keep quantised blocks."""
     keep_exact: Callable[[Tensor], None] | None = None
     """Takes the whole tensor too when only its blocks are rounded: a place that is looked up."""
+    kept_as: Mapping[str, int] | None = None
+    """Bytes by form, where `fill` keeps something else than the tensor in the model's type."""
 
 
 def fill_slots(
@@ -92,11 +96,18 @@ def fill_slots(
         elif int8 and slot.fill_quantised:
             num_bytes[name] = _fill_rounded(name, slot, tensor)
         else:
-            slot.fill(tensor)
+            _fill(name, slot, tensor)
         on_progress(index + 1, len(slots))
     if wrong:
         raise _mismatch(wrong)
     return num_bytes
+
+
+def _fill(name: str, slot: WeightSlot, tensor: Tensor) -> None:
+    try:
+        slot.fill(tensor)
+    except ValueError as error:
+        raise StartupError(f"{name}: {error}") from error
 
 
 def _fill_blocks(slot: WeightSlot, blocks: BlockQuantised) -> dict[str, int]:

@@ -3,7 +3,9 @@
 Owns a measurement, not a test: it takes minutes. The text is the one behind `help('for')` and
 stands in every CPython, so figures of one Python version can be compared. The model is the
 worker's, without a server. The file's weights are 4-bit blocks: expanded to float32 they are the
-checkpoint that `--quantization int8` then rounds.
+checkpoint that `--quantization int8` then rounds. What `--quantization fp8` would keep of it on a
+GPU is multiplied here in float32: the cost of rounded weights alone, as in decodes. Prompts of more
+than 64 tokens have their activations rounded as well, which is not measured here.
 
     python tests/benchmarks/perplexity.py --windows 8 --window 1024
 """
@@ -27,6 +29,7 @@ from paged_steps import PagedSequence, PagedSteps
 from cearx.core.config import ModelFiles, WorkerConfig
 from cearx.core.model_source import resolve
 from cearx.frontend.tokenizer import load_tokenizer
+from cearx.kernels.fp8_weight import Fp8Weight
 from cearx.worker.gguf_loader import GGUFWeights
 from cearx.worker.kv_cache import KVCache
 from cearx.worker.memory_plan import weights_text
@@ -50,13 +53,27 @@ class AsFloats:
         return self._source.get(name)
 
 
-def load_expanded(files: ModelFiles, *, int8: bool) -> LoadedModel:
+class AsFp8(AsFloats):
+    """The same, with the matrices of the layers rounded to e4m3."""
+
+    def get(self, name: str) -> Tensor:
+        tensor = super().get(name)
+        if tensor.ndim != 2 or ".layers." not in name:
+            return tensor
+        rounded = Fp8Weight.empty(*tensor.shape, tensor.dtype, tensor.device)
+        rounded.store(tensor)
+        return rounded.exact()
+
+
+def load_expanded(
+    files: ModelFiles, *, int8: bool = False, source_type: type[AsFloats] = AsFloats
+) -> LoadedModel:
     """The file's weights by way of float32; `int8` rounds them as the flag does."""
     checkpoint = open_checkpoint(files, WorkerConfig())
     assert checkpoint.gguf is not None, f"{files.path} is no GGUF file"
     model = checkpoint.model_type(checkpoint.config, torch.float32, SingleRank())
     slots = model.weight_slots()
-    source = AsFloats(GGUFWeights(checkpoint.gguf))
+    source = source_type(GGUFWeights(checkpoint.gguf))
     kept = fill_slots(slots, source, lambda _: False, lambda *_: None, int8=int8)
     by_form = bytes_by_form(slots, kept, torch.float32)
     return LoadedModel(model, checkpoint.config, torch.float32, by_form)
@@ -92,8 +109,9 @@ def main() -> None:
     print(f"Python {platform.python_version()}'s manual, {wanted} tokens in {arguments.windows}")
     for name, load in (
         ("the file as it is", lambda: load_model(files, WorkerConfig(), lambda *_: None)),
-        ("expanded to float32", lambda: load_expanded(files, int8=False)),
+        ("expanded to float32", lambda: load_expanded(files)),
         ("expanded, then int8", lambda: load_expanded(files, int8=True)),
+        ("expanded, then fp8", lambda: load_expanded(files, source_type=AsFp8)),
     ):
         loaded = load()
         loss = mean_loss(loaded, windows_WT)

@@ -182,10 +182,13 @@ def small_runner(decoder: DeviceDecoder, config: SchedulerConfig, *, graphs: boo
     return runner
 
 
-def check_small(name: str, device: torch.device) -> dict[str, Any]:
-    """Tokens of all ways to run one model, and its logits against the CPU's in float32."""
+def check_small(name: str, device: torch.device, *, fp8: bool = False) -> dict[str, Any]:
+    """Tokens of all ways to run one model, and its logits against the CPU's in float32.
+
+    With `fp8` the device's weights are rounded, and the CPU's are not.
+    """
     config = small_config(name)
-    decoder = DeviceDecoder(config, 1024, torch.bfloat16, device)
+    decoder = DeviceDecoder(config, 1024, torch.bfloat16, device, fp8=fp8)
     cpu_model = find_model(config.architecture)(config, torch.float32, SingleRank())
     slots = cpu_model.weight_slots()
     source = DummyWeights(slots, 0)
@@ -279,15 +282,19 @@ def compare_logits(
 
 
 def start_model(
-    name: str, device: torch.device, runtime_dir: Path
+    name: str,
+    device: torch.device,
+    runtime_dir: Path,
+    max_num_seqs: int | None = None,
+    **flags: Any,
 ) -> tuple[StartedCuda, StepSizes]:
     spec = WorkerLaunch(
         boot_id=0,
         runtime_dir=runtime_dir,
         log_level="warning",
-        config=WorkerConfig(load_format="dummy", device="cuda"),
+        config=WorkerConfig(load_format="dummy", device="cuda", **flags),
         model=ModelFiles(path=ROOT / "tests/benchmarks/models" / name, name=name),
-        max_num_seqs=None,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=None,
     )
     sizes = choose_sizes(spec, device)

@@ -4,9 +4,10 @@ import os
 
 import pytest
 import torch
-from triton_interpreter import mend_loop_bounds
+from triton_interpreter import mend_fp8_casts, mend_loop_bounds
 
 if os.environ.get("TRITON_INTERPRET") == "1":
+    mend_fp8_casts()
     mend_loop_bounds()
 
 

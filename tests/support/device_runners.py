@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from triton_interpreter import mend_loop_bounds
+from triton_interpreter import mend_fp8_casts, mend_loop_bounds
 from worker_models import StateDictSource, worker_config
 
 from cearx.core.config import SchedulerConfig
@@ -27,6 +27,7 @@ from cearx.worker.device import StepSizes
 from cearx.worker.weights import fill_slots
 
 if os.environ.get("TRITON_INTERPRET") == "1":
+    mend_fp8_casts()
     mend_loop_bounds()
 
 
@@ -49,10 +50,12 @@ def device_decoder(
     max_model_len: int,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    *,
+    fp8: bool = False,
 ) -> DeviceDecoder:
     """The worker's decoder with a transformers model's weights."""
     config = worker_config(reference)
-    device_decoder = DeviceDecoder(config, max_model_len, dtype, torch.device(device))
+    device_decoder = DeviceDecoder(config, max_model_len, dtype, torch.device(device), fp8=fp8)
     fill_slots(
         device_decoder.weight_slots(),
         StateDictSource(reference),
@@ -102,10 +105,15 @@ def use_references(monkeypatch: pytest.MonkeyPatch) -> None:
         arguments[6].copy_(prefill.reference_prefill_attention(*arguments[:6], arguments[8]))
 
     def linear_add(
-        x_TK: Tensor, weight_NK: Tensor, bias_N: Any, residual_TN: Tensor, next_norm: None = None
+        x_TK: Tensor,
+        weight: Any,
+        bias_N: Any,
+        residual_TN: Tensor,
+        next_norm: None = None,
+        rounded: Any = None,
     ) -> None:
         assert next_norm is None, "the references know no rows for a next norm"
-        residual_TN.copy_(layers.linear_add_reference(x_TK, weight_NK, bias_N, residual_TN))
+        residual_TN.copy_(layers.linear_add_reference(x_TK, weight, bias_N, residual_TN))
 
     def linear(x_TK: Tensor, weight_NK: Tensor, out_TN: Tensor) -> None:
         torch.mm(x_TK, weight_NK.t(), out=out_TN)

@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 
 from cearx.kernels import layer_linear
+from cearx.kernels.fp8_weight import Fp8Weight, Weight, exact_weight
+from cearx.kernels.scaled_product import RoundedRows
 from cearx.kernels.scaled_rows import MAX_SQUARES, NextNorm, ScaledRows
 
 EPS = 1e-6
@@ -67,54 +69,80 @@ class Operands:
         next_weight_N = torch.ones(rows, dtype=torch.bfloat16, device="cuda")
         self.next_norm = NextNorm(next_weight_N, EPS, torch.empty_like(self.wide_TN), squares)
 
-    def run(self, weight_NK: torch.Tensor) -> None:
+        self.rounded = RoundedRows.allocate(
+            num_tokens, width, columns, torch.bfloat16, self.x_TK.device
+        )
+
+    def run(self, weight: Weight) -> None:
         """Launches the operation; `linear_add` adds to what `out_TN` holds.
 
         A kernel that can take or leave rows does: the norm's own kernel counts where it cannot.
         """
         gated = self.product.kind == "norm_gate_up"
-        takes = layer_linear.takes_rows(len(self.x_TK), weight_NK, gated=gated)
+        takes = layer_linear.takes_rows(len(self.x_TK), weight, gated=gated)
         rows = self.rows if takes else None
         if self.product.kind == "norm_linear":
             layer_linear.norm_linear(
-                self.x_TK, self.norm_K, EPS, weight_NK, None, self.out_TN, self.scratch_TK, rows
+                self.x_TK,
+                self.norm_K,
+                EPS,
+                weight,
+                None,
+                self.out_TN,
+                self.scratch_TK,
+                rows,
+                self.rounded,
             )
         elif self.product.kind == "norm_gate_up":
             layer_linear.norm_gate_up(
                 self.x_TK,
                 self.norm_K,
                 EPS,
-                weight_NK,
+                weight,
                 self.out_TN,
                 self.scratch_TK,
                 self.wide_TN,
                 rows,
+                self.rounded,
             )
         elif self.product.kind == "linear_add":
-            layer_linear.linear_add(self.x_TK, weight_NK, None, self.out_TN, self.next_norm)
+            layer_linear.linear_add(
+                self.x_TK, weight, None, self.out_TN, self.next_norm, self.rounded
+            )
         else:
-            layer_linear.linear(self.x_TK, weight_NK, self.out_TN)
+            assert isinstance(weight, torch.Tensor), "a head is not rounded"
+            layer_linear.linear(self.x_TK, weight, self.out_TN)
 
-    def relative_error(
-        self, weight_NK: torch.Tensor, replay: Callable[[], None] | None = None
-    ) -> float:
+    def relative_error(self, weight: Weight, replay: Callable[[], None] | None = None) -> float:
         """Of one run, or replay of one, into poisoned or zeroed outputs, against float32."""
         self.out_TN.fill_(0 if self.product.kind == "linear_add" else torch.nan)
         self.scratch_TK.fill_(torch.nan)
         self.wide_TN.fill_(torch.nan)
         if replay is None:
-            self.run(weight_NK)
+            self.run(weight)
         else:
             replay()
-        wanted = self._reference(weight_NK)
+        wanted = self._reference(weight)
         return ((self.out_TN.float() - wanted).norm() / wanted.norm()).item()
 
-    def _reference(self, weight_NK: torch.Tensor) -> torch.Tensor:
+    def _reference(self, weight: Weight) -> torch.Tensor:
         if self.product.kind == "norm_linear":
-            return layer_linear.norm_linear_reference(self.x_TK, self.norm_K, EPS, weight_NK, None)
+            return layer_linear.norm_linear_reference(self.x_TK, self.norm_K, EPS, weight, None)
         if self.product.kind == "norm_gate_up":
-            return layer_linear.norm_gate_up_reference(self.x_TK, self.norm_K, EPS, weight_NK)
-        return self.x_TK.float() @ weight_NK.float().t()
+            return layer_linear.norm_gate_up_reference(self.x_TK, self.norm_K, EPS, weight)
+        return self.x_TK.float() @ exact_weight(weight).t()
+
+
+def random_weight(product: Product, *, fp8: bool) -> Weight:
+    """Of the size of trained ones, on the GPU."""
+    shape = (product.num_outputs, product.num_inputs)
+    weight_NK = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
+    weight_NK.normal_(std=product.num_inputs**-0.5)
+    if not fp8:
+        return weight_NK
+    rounded = Fp8Weight.empty(*shape, weight_NK.dtype, weight_NK.device)
+    rounded.store(weight_NK)
+    return rounded
 
 
 def graph_us(launch: Callable[[], None], num_calls: int, replays: int = 5) -> float:

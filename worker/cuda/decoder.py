@@ -19,6 +19,7 @@ from cearx.kernels.layer_linear import linear, linear_add, norm_gate_up, norm_li
 from cearx.kernels.norm import rms_norm
 from cearx.kernels.position_and_store import position_and_store
 from cearx.kernels.prefill_attention import prefill_attention
+from cearx.kernels.scaled_product import RoundedRows
 from cearx.kernels.scaled_rows import MAX_SQUARES, NextNorm, ScaledRows
 from cearx.worker.cuda.device_weights import MergedWeight, NormWeight
 from cearx.worker.model_config import FAMILIES, ModelConfig, UnsupportedModel
@@ -64,7 +65,11 @@ class Workspace:
         max_num_rows: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        fp8: bool = False,
     ) -> None:
+        """`fp8`: the products of the layers have 8-bit weights."""
+
         def buffer(num_rows: int, width: int) -> Tensor:
             return torch.empty(num_rows, width, dtype=dtype, device=device)
 
@@ -75,6 +80,14 @@ class Workspace:
         self.attended_TO = buffer(max_num_tokens, config.num_heads * config.head_dim)
         self.gate_up_T2F = buffer(max_num_tokens, 2 * config.intermediate_size)
         self.mlp_TF = buffer(max_num_tokens, config.intermediate_size)
+        self.rounded: RoundedRows | None = None
+        if fp8:
+            widest = max(
+                config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size
+            )
+            self.rounded = RoundedRows.allocate(
+                max_num_tokens, widest, config.hidden_size, dtype, device
+            )
         self.squares = torch.empty(MAX_SQUARES, dtype=torch.float32, device=device)
         self.rows_RE = buffer(max_num_rows, config.hidden_size)
         self.logits_RV = buffer(max_num_rows, config.vocab_size)
@@ -86,21 +99,24 @@ class Workspace:
 class DeviceLayer:
     """The weights of one layer."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: torch.device, fp8: bool
+    ) -> None:
         size, head_dim = config.hidden_size, config.head_dim
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
         width = config.intermediate_size
         place = (dtype, device)
         self.attention_norm = NormWeight(("",), size, *place)
         qkv_parts = (("q", q_size), ("k", kv_size), ("v", kv_size))
-        self.qkv = MergedWeight(qkv_parts, size, config.qkv_bias, *place)
+        self.qkv = MergedWeight(qkv_parts, size, config.qkv_bias, *place, fp8=fp8)
         self.qk_norm = NormWeight(("q", "k"), head_dim, *place) if config.qk_norm else None
         self.attention_output = MergedWeight(
-            (("", size),), q_size, config.attention_output_bias, *place
+            (("", size),), q_size, config.attention_output_bias, *place, fp8=fp8
         )
         self.mlp_norm = NormWeight(("",), size, *place)
-        self.gate_up = MergedWeight((("gate", width), ("up", width)), size, False, *place)
-        self.down = MergedWeight((("", size),), width, False, *place)
+        gate_up_parts = (("gate", width), ("up", width))
+        self.gate_up = MergedWeight(gate_up_parts, size, False, *place, fp8=fp8)
+        self.down = MergedWeight((("", size),), width, False, *place, fp8=fp8)
 
     def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         names = LAYER_WEIGHTS if self.qk_norm is None else Qwen3Layer.weights
@@ -110,23 +126,31 @@ class DeviceLayer:
 class DeviceDecoder:
     """The model; `weight_slots` must be filled before `forward`.
 
-    Raises UnsupportedModel for what the kernels cannot compute.
+    With `fp8` the matrices of its layers are rounded to 8 bits as they come; embedding and head
+    stay as they are. Raises UnsupportedModel for what the kernels cannot compute.
     """
 
     def __init__(
-        self, config: ModelConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        fp8: bool = False,
     ) -> None:
         _refuse_unsupported(config)
         self.config = config
         self.dtype = dtype
         self.device = device
+        self.fp8 = fp8
         vocabulary = (("", config.vocab_size),)
         self.embedding = MergedWeight(vocabulary, config.hidden_size, False, dtype, device)
         self.head = self.embedding
         if not config.tie_word_embeddings:
             self.head = MergedWeight(vocabulary, config.hidden_size, False, dtype, device)
         self.norm = NormWeight(("",), config.hidden_size, dtype, device)
-        self.layers = [DeviceLayer(config, dtype, device) for _ in range(config.num_layers)]
+        self.layers = [DeviceLayer(config, dtype, device, fp8) for _ in range(config.num_layers)]
         self.cos_sin_LD = cos_sin_table(config, max_model_len).to(device)
         self._scale = config.head_dim**-0.5
 
@@ -150,7 +174,7 @@ class DeviceDecoder:
         following = (*self.layers[1:], None)
         for layer, after, kv_B2KPD in zip(self.layers, following, kv_layers_B2KPD, strict=True):
             next_norm = None
-            if after is not None and takes_rows(num_tokens, after.qkv.weight_NK, gated=False):
+            if after is not None and takes_rows(num_tokens, after.qkv.weight, gated=False):
                 next_norm = self._next_norm(after.attention_norm, num_tokens, workspace)
             rows = self._forward_layer(layer, x_TE, step, kv_B2KPD, workspace, rows, next_norm)
         rows_RE = x_TE
@@ -175,10 +199,11 @@ class DeviceDecoder:
         qkv, output, gate_up = layer.qkv, layer.attention_output, layer.gate_up
         norm = layer.mlp_norm.parts[""]
         qkv_TX, gate_up_T2F = workspace.qkv_TX[:num_tokens], workspace.gate_up_T2F[:num_tokens]
-        norm_linear(x_TE, norm, eps, qkv.weight_NK, qkv.bias_N, qkv_TX, normed_TE)
-        linear_add(attended_TO, output.weight_NK, output.bias_N, x_TE)
-        norm_gate_up(x_TE, norm, eps, gate_up.weight_NK, mlp_TF, normed_TE, gate_up_T2F)
-        linear_add(mlp_TF, layer.down.weight_NK, None, x_TE)
+        memory = (None, workspace.rounded)
+        norm_linear(x_TE, norm, eps, qkv.weight, qkv.bias_N, qkv_TX, normed_TE, *memory)
+        linear_add(attended_TO, output.weight, output.bias_N, x_TE, *memory)
+        norm_gate_up(x_TE, norm, eps, gate_up.weight, mlp_TF, normed_TE, gate_up_T2F, *memory)
+        linear_add(mlp_TF, layer.down.weight, None, x_TE, *memory)
         num_rows = min(num_tokens, len(workspace.logits_RV))
         linear(normed_TE[:num_rows], self.head.weight_NK, workspace.logits_RV[:num_rows])
 
@@ -202,7 +227,8 @@ class DeviceDecoder:
         attended_TO = workspace.attended_TO[:num_tokens]
         mlp_TF = workspace.mlp_TF[:num_tokens]
         qkv, norm = layer.qkv, layer.attention_norm.parts[""]
-        norm_linear(x_TE, norm, eps, qkv.weight_NK, qkv.bias_N, qkv_TX, normed_TE, rows)
+        rounded = workspace.rounded
+        norm_linear(x_TE, norm, eps, qkv.weight, qkv.bias_N, qkv_TX, normed_TE, rows, rounded)
         qk_norm = layer.qk_norm
         position_and_store(
             qkv_TX,
@@ -219,20 +245,21 @@ class DeviceDecoder:
         self._attend(qkv_TX, attended_TO, step, kv_B2KPD, workspace)
         output = layer.attention_output
         mlp_norm = None
-        if takes_rows(num_tokens, layer.gate_up.weight_NK, gated=True):
+        if takes_rows(num_tokens, layer.gate_up.weight, gated=True):
             mlp_norm = self._next_norm(layer.mlp_norm, num_tokens, workspace)
-        rows = linear_add(attended_TO, output.weight_NK, output.bias_N, x_TE, mlp_norm)
+        rows = linear_add(attended_TO, output.weight, output.bias_N, x_TE, mlp_norm, rounded)
         norm_gate_up(
             x_TE,
             layer.mlp_norm.parts[""],
             eps,
-            layer.gate_up.weight_NK,
+            layer.gate_up.weight,
             mlp_TF,
             normed_TE,
             workspace.gate_up_T2F[:num_tokens],
             rows,
+            rounded,
         )
-        return linear_add(mlp_TF, layer.down.weight_NK, None, x_TE, next_norm)
+        return linear_add(mlp_TF, layer.down.weight, None, x_TE, next_norm, rounded)
 
     def _next_norm(self, norm: NormWeight, num_tokens: int, workspace: Workspace) -> NextNorm:
         """The rows take the place where the norm's kernel would write, which then does not run."""

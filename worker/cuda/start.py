@@ -162,7 +162,8 @@ def load_decoder(
     if config.dtype == "auto":
         is_half = checkpoint.config.source_dtype == "float16"
         dtype = torch.float16 if is_half else torch.bfloat16
-    decoder = DeviceDecoder(checkpoint.config, max_model_len, dtype, device)
+    fp8 = config.quantization == "fp8"
+    decoder = DeviceDecoder(checkpoint.config, max_model_len, dtype, device, fp8=fp8)
     fill_from(checkpoint, decoder.weight_slots(), config, device, dtype, on_progress)
     return decoder
 
@@ -177,6 +178,7 @@ def build_model(decoder: DeviceDecoder, sizes: StepSizes, max_model_len: int) ->
         sizes.max_num_seqs,
         decoder.dtype,
         decoder.device,
+        fp8=decoder.fp8,
     )
     model = DeviceModel(decoder, batch, workspace, sizes.block_size)
     model.allocate_kv(1)
