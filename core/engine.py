@@ -51,6 +51,7 @@ from cearx.core.messages import (
 )
 from cearx.core.metrics import EngineLoad
 from cearx.core.scheduler import Scheduler
+from cearx.core.trace_records import StepNote
 
 
 class MessageRejected(ValueError):
@@ -62,7 +63,7 @@ class EventLog(Protocol):
 
     def append(self, record: Event | Decision) -> None: ...
 
-    def note_step(self, execute_us: int, schedule_us: int) -> None: ...
+    def note_step(self, note: StepNote) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -77,7 +78,7 @@ class NullLog:
     def append(self, record: Event | Decision) -> None:
         pass
 
-    def note_step(self, execute_us: int, schedule_us: int) -> None:
+    def note_step(self, note: StepNote) -> None:
         pass
 
     def flush(self) -> None:
@@ -152,6 +153,10 @@ class Engine:
     def maintain_log(self) -> None:
         """Lets the log begin a new file when one is due; call when the worker has its work."""
         self._log.maintain(self._scheduler.snapshot)
+
+    def note_step(self, note: StepNote) -> None:
+        """Logs the times of the step that `finish_step` took in last."""
+        self._log.note_step(note)
 
     def pin_log(self, reason: str) -> None:
         """Keeps the log as it is now from being deleted."""
@@ -272,7 +277,7 @@ class Engine:
         return outputs
 
     def next_step(self) -> ExecuteStep | None:
-        """Plans and logs the next step; call when `wants_step`, then send what it returns.
+        """Plans and logs the next step; call when `wants_step`, then `flush_log`, then send it.
 
         None when nothing can be done before a step in flight is finished.
         """
@@ -282,7 +287,6 @@ class Engine:
             return None
         self._in_flight.append(plan)
         self._log.append(plan)
-        self._log.flush()
         self.num_progress += len(plan.admitted)
         new_requests: list[NewRequest] = []
         for admission in plan.admitted:
@@ -296,7 +300,7 @@ class Engine:
         self._ended_at_worker.clear()
         return ExecuteStep(plan=plan, new_requests=tuple(new_requests), ended=ended)
 
-    def finish_step(self, result: StepResult, schedule_us: int) -> dict[int, list[Output]]:
+    def finish_step(self, result: StepResult) -> dict[int, list[Output]]:
         """Takes in a step's tokens; answers what to send to each frontend.
 
         Raises MessageRejected for a result of another step (late or doubled).
@@ -323,7 +327,6 @@ class Engine:
             execute_us=result.execute_us,
         )
         outcomes = self._apply(event)
-        self._log.note_step(result.execute_us, schedule_us)
         ended = {o.request_id: o.reason for o in outcomes if isinstance(o, RequestEnded)}
         outputs = self._outputs(result, ended, stop_tokens)
         for request_id in ended:

@@ -323,6 +323,16 @@ class StepResult(_Message, frozen=True, tag="result"):
     """Wall time of the step in the worker."""
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """Of the chunks whose requests ask for them."""
+    launch_us: int = 0
+    """Its inputs brought to the device, its work enqueued."""
+    device_us: int = 0
+    """Of the model and the sampling, by the device's clock; on the CPU by the wall clock."""
+    transfer_us: int = 0
+    """Of the tokens, to the host."""
+    received_us: int | None = None
+    """When the worker had the step, on the machine's monotonic clock."""
+    sent_us: int | None = None
+    """When its result left, on the same clock."""
 
 
 class GrammarPrepared(_Message, frozen=True, tag="grammar_prepared"):

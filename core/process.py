@@ -44,6 +44,7 @@ from cearx.core.metrics_fold import MeteredLog, MetricsFold
 from cearx.core.plan_timing import PlanTiming
 from cearx.core.router_links import RouterLinks
 from cearx.core.stall_watch import StallWatch
+from cearx.core.step_times import StepTimes, step_note
 from cearx.core.trace_start import open_trace, require_folder
 
 RETRY_MS = 5
@@ -78,7 +79,7 @@ class CoreProcess:
         for waitable in (socket, self._frontends.socket, self._stop_fd):
             self._poller.register(waitable, zmq.POLLIN)
         self._grammar_waits = GrammarWaits()
-        self._schedule_us = 0
+        self._times = StepTimes()
         self._timing = PlanTiming()
         self._stalls = StallWatch()
         self._is_stall_pinned = False
@@ -116,12 +117,15 @@ class CoreProcess:
             self._plan(engine)
             engine.flush_log()
             self._worker.flush()
-            for name in self._frontends.flush():
-                log.error("frontend lost, its requests are cancelled", frontend=name)
-                self._grammar_waits.cancel(self._frontend_names.index(name))
-                engine.cancel_frontend(self._frontend_names.index(name))
+            self._flush_frontends(engine)
             engine.maintain_log()  # last: nobody waits for the core here
             self._look_for_stall(engine)
+
+    def _flush_frontends(self, engine: Engine) -> None:
+        for name in self._frontends.flush():
+            log.error("frontend lost, its requests are cancelled", frontend=name)
+            self._grammar_waits.cancel(self._frontend_names.index(name))
+            engine.cancel_frontend(self._frontend_names.index(name))
 
     def _signals(self) -> bytes:
         """The numbers of the signals that arrived."""
@@ -165,9 +169,12 @@ class CoreProcess:
             deadline_us = engine.next_deadline_us
             step = engine.next_step() if may_plan and engine.wants_step else None
             if step is not None:
-                self._schedule_us = _now_us() - start_us
+                planned_us = _now_us()
+                engine.flush_log()
+                logged_us = _now_us()
                 self._worker.send(step)
-                self._timing.sent(_now_us())
+                self._times.sent(step.plan, start_us, planned_us, logged_us)
+                self._timing.sent(logged_us)
 
     def _submit(
         self, engine: Engine, metrics: MetricsFold, frontend_index: int, submit: Submit
@@ -244,13 +251,25 @@ class CoreProcess:
         for row in result.rows:
             if row.error is not None:
                 log.error("request failed in the worker", request=row.request_id, reason=row.error)
+        taken_us = _now_us()
         try:
-            outputs = engine.finish_step(result, self._schedule_us)
+            outputs = engine.finish_step(result)
         except MessageRejected as error:
             log.error("step result dropped", reason=str(error))
             return
-        self._timing.finished(_now_us(), result.execute_us)
+        applied_us, delivered_us = _now_us(), None
+        step = self._times.finished()
+        self._timing.finished(taken_us, result.execute_us)
         self._send_outputs(outputs)
+        if step.samples_prompts:  # first tokens do not wait for the next plan
+            engine.flush_log()
+            self._flush_frontends(engine)
+            delivered_us = _now_us()
+        engine.note_step(
+            step_note(
+                step, result, taken_us=taken_us, applied_us=applied_us, delivered_us=delivered_us
+            )
+        )
 
     def _send_outputs(self, outputs: dict[int, list[Output]]) -> None:
         for frontend_index, batch in outputs.items():

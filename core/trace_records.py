@@ -35,7 +35,7 @@ from cearx.core.trace_decodes import (
 from cearx.core.trace_format import CHANGED, COMPACT, Frame, RecordType, TraceIncompatible
 from cearx.core.trace_hashes import Short, ShortArrival, ShortFinish, expand, shorten
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Changes with every change to the fields of a record; a test holds the two together."""
 
 
@@ -60,12 +60,34 @@ class TraceHeader(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class StepNote(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Times of the step that finished last, for a person; the scheduler never sees them."""
+    """Times of the step that finished last, for a person; the scheduler never sees them.
+
+    In the order in which they pass; 0 for what was not measured.
+    """
 
     execute_us: int
-    """In the worker."""
+    """In the worker, by its clock, from the launch or the end of the step before."""
     schedule_us: int
-    """In the core: plan it, log it, make its message."""
+    """In the core: plan it, make its message."""
+    log_us: int = 0
+    """Write the log, before the step leaves."""
+    receive_us: int = 0
+    """Until the worker had it."""
+    launch_us: int = 0
+    """In the worker: bring its inputs to the device and enqueue it."""
+    device_us: int = 0
+    """Of the model, by the device's own clock; on the CPU by the wall clock."""
+    transfer_us: int = 0
+    """Of the tokens, to the host."""
+    result_us: int = 0
+    """From the worker's sight of them to the core's."""
+    turn_us: int = 0
+    """From the core and back to it, all in all, the wait for the step before included."""
+    apply_us: int = 0
+    """In the core: take the result in."""
+    deliver_us: int = 0
+    """Behind that, until the tokens had left to the frontends: only where a prompt's first token
+    may be among them, for others leave behind the next plan."""
 
 
 class TraceEnd(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -135,9 +135,9 @@ class TraceWriter:
         now = 0 if self._gap is None else self._segment.next_seq - self._gap.first_lost
         return self._num_lost + now
 
-    def note_step(self, execute_us: int, schedule_us: int) -> None:
+    def note_step(self, note: StepNote) -> None:
         """Gathers the measured times of the step that finished last."""
-        self.append(StepNote(execute_us=execute_us, schedule_us=schedule_us))
+        self.append(note)
 
     def append(self, record: Event | Decision | StepNote) -> None:
         """Gathers one record for the next `flush`."""

@@ -7,10 +7,13 @@ no step runs. Exit code 0 after SIGTERM, 2 for what could never start, 1 for a s
 
 import gc
 import signal
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import structlog
 import torch
 import zmq
@@ -225,14 +228,19 @@ def serve(
     link.send(worker.ready)
     num_dropped = 0
     runner = worker.runner
+    received: deque[int] = deque()
+    """When each of the steps in flight had come."""
     while stop_fd not in dict(poller.poll(_wait_ms(runner, link.has_pending))):
         message = link.receive()
         if isinstance(message, ExecuteStep):
+            received.append(_now_us())
             runner.launch(message)
         elif message is not None:
             grammars.take(message)
         while (result := runner.collect()) is not None:
-            link.send(result)
+            link.send(
+                msgspec.structs.replace(result, received_us=received.popleft(), sent_us=_now_us())
+            )
         for prepared in grammars.finished():
             link.send(prepared)
         link.flush()
@@ -253,6 +261,10 @@ def _wait_ms(runner: Runner, has_pending: bool) -> int | None:
     if runner.num_in_flight:
         return 0
     return RETRY_MS if has_pending else None
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
 
 
 def _one_line(error: Exception) -> str:

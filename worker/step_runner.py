@@ -66,16 +66,21 @@ class StepRunner:
         self._states.begin_step(step)
         rows: tuple[RowOutput, ...] = ()
         told: tuple[PromptLogprobs, ...] = ()
+        launched_ns = computed_ns = start_ns
         if step.plan.decodes or step.plan.chunks:
             batch = self._inputs.build(step.plan)
+            launched_ns = time.monotonic_ns()
             x_RE, told = self._forward(step.plan, batch)
             rows = self._rows(x_RE, batch.sampled)
+            computed_ns = time.monotonic_ns()
             self._states.finish_step(rows)
         return StepResult(
             step_id=step.plan.step_id,
             rows=rows,
             execute_us=(time.monotonic_ns() - start_ns) // 1000,
             prompt_logprobs=told,
+            launch_us=(launched_ns - start_ns) // 1000,
+            device_us=(computed_ns - launched_ns) // 1000,
         )
 
     def _forward(

@@ -31,11 +31,13 @@ from cearx.core.messages import (
     WorkerToCore,
     pack_tokens,
 )
+from cearx.core.trace_records import StepNote
 from cearx.core.trace_writer import TraceWriter
 
 SECRET = bytes(32)
 BLOCK_SIZE = 64
 NUM_STEPS = 2000
+NOTE = StepNote(execute_us=7900, schedule_us=50, device_us=7800, turn_us=16_000)
 PARTS = ("receive", "apply", "outputs", "plan", "message")
 """Decode the worker's result; take it in; encode what frontends get; plan and log the next step;
 encode it."""
@@ -91,13 +93,15 @@ def turns(num_running: int, folder: Path) -> list[list[float]]:
         result = to_worker.decode(frame)
         assert isinstance(result, StepResult)
         times.append(time.perf_counter_ns())
-        outputs = engine.finish_step(result, 50)
+        outputs = engine.finish_step(result)
+        engine.note_step(NOTE)
         times.append(time.perf_counter_ns())
         for batch in outputs.values():
             to_frontend.encode(StepOutputs(outputs=tuple(batch)))
         times.append(time.perf_counter_ns())
         engine.tick(index * 8000)
         step = engine.next_step()
+        engine.flush_log()
         times.append(time.perf_counter_ns())
         assert step is not None, f"nothing to plan at step {index}"
         to_worker.encode(step)

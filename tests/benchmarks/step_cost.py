@@ -18,8 +18,10 @@ from statistics import mean, median, quantiles
 from cearx.core.block_hash import DIGEST_SIZE
 from cearx.core.config import SchedulerConfig
 from cearx.core.events import BlockSealed, ClockAdvanced, RequestArrived, StepFinished, StepPlan
-from cearx.core.identifiers import BlockHash, RequestId
+from cearx.core.identifiers import BlockHash, RequestId, StepId
+from cearx.core.messages import StepResult
 from cearx.core.scheduler import Scheduler
+from cearx.core.step_times import StepTimes, step_note
 from cearx.core.trace_writer import TraceWriter
 
 BLOCK_SIZE = 16
@@ -27,6 +29,18 @@ NUM_RUNNING = (1, 16, 64, 256, 1024)
 LIMITS_US = {("unchanged", 64): 30, ("unchanged", 256): 60}
 LIMITS_US |= {(load, n): us for load in ("blocks", "traffic") for n, us in ((64, 100), (256, 300))}
 """Median microseconds a step."""
+
+RESULT = StepResult(
+    step_id=StepId(0),
+    rows=(),
+    execute_us=7900,
+    launch_us=200,
+    device_us=7850,
+    transfer_us=9,
+    received_us=1_000,
+    sent_us=9_000,
+)
+"""What the worker tells of a step's times."""
 
 
 def made_up_hash(request_id: int, index: int) -> BlockHash:
@@ -52,6 +66,7 @@ class Load:
         self.scheduler = Scheduler(self.config)
         self.log = TraceWriter.open(folder, self.config, 1, print)
         self.lengths: dict[RequestId, int] = {}
+        self.times = StepTimes()
         self.in_flight: deque[StepPlan] = deque()
         self.num_arrived = self.now_us = 0
         self.is_stuck = False
@@ -90,7 +105,15 @@ class Load:
             for outcome in self.scheduler.apply(finished):
                 self.log.append(outcome)
                 del self.lengths[outcome.request_id]
-            self.log.note_step(finished.execute_us, 50)
+            taken_us = self.now_us + 9000
+            note = step_note(
+                self.times.finished(),
+                RESULT,
+                taken_us=taken_us,
+                applied_us=taken_us + 40,
+                delivered_us=None,
+            )
+            self.log.note_step(note)
         while len(self.lengths) < self.num_running:
             self.arrive()
         clock = ClockAdvanced(now_us=self.now_us)
@@ -102,6 +125,7 @@ class Load:
             return
         self.log.append(plan)
         self.log.flush()
+        self.times.sent(plan, self.now_us, self.now_us + 40, self.now_us + 60)
         spent_us = (time.perf_counter_ns() - begin_ns) / 1000
         self.in_flight.append(plan)
         self.now_us += 8000

@@ -34,6 +34,7 @@ from cearx.core.messages import (
     pack_tokens,
 )
 from cearx.core.scheduler import Scheduler
+from cearx.core.trace_records import StepNote
 from cearx.core.trace_writer import TraceWriter
 from cearx.replay.trace import Trace
 from cearx.replay.verify import Verifier, fresh_scheduler
@@ -45,6 +46,18 @@ TRIES = 4
 """A busy moment may slow one try; a regression slows all of them."""
 ROUNDS = 60
 BLOCK_SIZE = 16
+NOTE = StepNote(
+    execute_us=5000,
+    schedule_us=50,
+    log_us=30,
+    receive_us=90,
+    launch_us=200,
+    device_us=4900,
+    transfer_us=9,
+    result_us=150,
+    turn_us=9800,
+    apply_us=40,
+)
 
 
 def reference_loop() -> int:
@@ -212,7 +225,7 @@ def test_log_append(gate: Gate, tmp_path: Path) -> None:
         writer.append(finished)
         writer.append(ClockAdvanced(now_us=stepper.now_us))
         writer.append(plan)
-        writer.note_step(5000, 50)
+        writer.note_step(NOTE)
         writer.flush()
 
     gate.hold(append)

@@ -33,6 +33,7 @@ from cearx.core.messages import (
     Submit,
     pack_tokens,
 )
+from cearx.core.trace_records import StepNote
 
 SECRET = b"k" * 32
 EOS = 2
@@ -49,7 +50,7 @@ class RecordingLog:
     def append(self, record: Event | Decision) -> None:
         self.records.append(record)
 
-    def note_step(self, execute_us: int, schedule_us: int) -> None:
+    def note_step(self, note: StepNote) -> None:
         pass
 
     def flush(self) -> None:
@@ -124,7 +125,7 @@ class Driver:
         return StepResult(step_id=step.plan.step_id, rows=rows, execute_us=1)
 
     def step(self, token_id: int | None = 9) -> dict[int, list[Output]]:
-        return self.engine.finish_step(self.result(self.plan(), token_id), 0)
+        return self.engine.finish_step(self.result(self.plan(), token_id))
 
 
 def test_exactly_max_tokens_come_out() -> None:
@@ -176,7 +177,7 @@ def test_a_failed_row_ends_alone() -> None:
     bad, good = result.rows
     failed = RowOutput(request_id=bad.request_id, token_id=None, logprobs=None, error="nan")
     outputs = driver.engine.finish_step(
-        StepResult(step_id=result.step_id, rows=(failed, good), execute_us=1), 0
+        StepResult(step_id=result.step_id, rows=(failed, good), execute_us=1)
     )
     assert [(o.request_key, o.token_ids, o.finish_reason) for o in outputs[0]] == [
         (1, (), FinishReason.FAILED),
@@ -218,10 +219,10 @@ def test_the_worker_gets_a_request_once_and_hears_of_its_end() -> None:
     driver.submit(1, range(5), max_tokens=2)
     first = driver.plan()
     assert [n.token_ids for n in first.new_requests] == [pack_tokens(list(range(5)))]
-    driver.engine.finish_step(driver.result(first), 0)
+    driver.engine.finish_step(driver.result(first))
     second = driver.plan()
     assert (second.new_requests, second.ended) == ((), ())
-    driver.engine.finish_step(driver.result(second), 0)
+    driver.engine.finish_step(driver.result(second))
     driver.submit(2, range(5))
     third = driver.plan()
     assert third.ended == (first.new_requests[0].request_id,)
@@ -243,7 +244,7 @@ def test_cancel_while_the_step_runs() -> None:
     driver.submit(1, range(5))
     step = driver.plan()
     driver.engine.cancel(0, Cancel(request_key=RequestKey(1), reason=CancelReason.DISCONNECT))
-    assert driver.engine.finish_step(driver.result(step), 0) == {}
+    assert driver.engine.finish_step(driver.result(step)) == {}
     assert driver.engine.num_requests == 0
     assert driver.submit(1, range(5)) is None
 
@@ -293,23 +294,24 @@ def test_late_and_doubled_results_are_rejected() -> None:
     driver = Driver()
     driver.submit(1, range(5))
     result = driver.result(driver.plan())
-    driver.engine.finish_step(result, 0)
+    driver.engine.finish_step(result)
     with pytest.raises(MessageRejected):
-        driver.engine.finish_step(result, 0)
+        driver.engine.finish_step(result)
     driver.plan()
     with pytest.raises(MessageRejected):
-        driver.engine.finish_step(result, 0)
+        driver.engine.finish_step(result)
 
 
 def test_decisions_are_flushed_before_they_leave() -> None:
-    """When `next_step` answers, the log holds the plan and every input before it."""
+    """Behind `next_step`, `flush_log` makes the plan safe and every input before it."""
     driver = Driver()
     driver.submit(1, range(5))
     step = driver.plan()
+    driver.engine.flush_log()
     assert driver.log.records[driver.log.num_flushed - 1] is step.plan
     kinds = [type(r) for r in driver.log.records]
     assert kinds[0] is RequestArrived
-    driver.engine.finish_step(driver.result(step), 0)
+    driver.engine.finish_step(driver.result(step))
     driver.plan()
     order = [type(r) for r in driver.log.records]
     assert order.index(StepFinished) < len(order) - 1 - order[::-1].index(StepPlan)
@@ -328,7 +330,7 @@ def test_progress_is_what_happens_for_somebody() -> None:
     assert grew() == 0
     step = driver.plan()
     assert grew() == 1  # admitted
-    driver.engine.finish_step(driver.result(step), 0)
+    driver.engine.finish_step(driver.result(step))
     assert grew() == 1  # the first part
     driver.step()
     driver.step()
@@ -363,7 +365,7 @@ def test_a_vector_is_the_one_output_and_no_token() -> None:
     assert driver.engine.submit(0, submit, 0) is None
     step = driver.plan()
     assert [new.pooling for new in step.new_requests] == [Embed(dimensions=3)]
-    assert driver.engine.finish_step(driver.result(step), 0) == {}  # a part of the prompt
+    assert driver.engine.finish_step(driver.result(step)) == {}  # a part of the prompt
     step = driver.plan()
     row = RowOutput(
         request_id=step.plan.chunks[0].request_id,
@@ -373,7 +375,7 @@ def test_a_vector_is_the_one_output_and_no_token() -> None:
         vector=b"\0" * 12,
     )
     result = StepResult(step_id=step.plan.step_id, rows=(row,), execute_us=1)
-    [output] = driver.engine.finish_step(result, 0)[0]
+    [output] = driver.engine.finish_step(result)[0]
     assert (output.vector, output.token_ids) == (b"\0" * 12, ())
     assert output.finish_reason is FinishReason.LENGTH
     assert output.num_cached_tokens == 0

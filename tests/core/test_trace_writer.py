@@ -18,6 +18,7 @@ from trace_samples import BOOT_ID, never, write_run
 from cearx.core.config import SchedulerConfig
 from cearx.core.events import ClockAdvanced, RequestArrived
 from cearx.core.identifiers import BlockHash, RequestId
+from cearx.core.trace_records import StepNote
 from cearx.core.trace_writer import TraceError, TraceWriter
 from cearx.replay.trace import Trace
 
@@ -51,7 +52,7 @@ def test_records_come_back(tmp_path: Path) -> None:
     run = RandomRun(SMALL, 1, log=writer)
     for _ in range(30):
         run.step()
-    writer.note_step(1234, 56)
+    writer.note_step(StepNote(execute_us=1234, schedule_us=56, deliver_us=7))
     writer.close()
     trace = Trace.open(tmp_path)
     values = [record.value for record in trace.records()]
@@ -63,7 +64,7 @@ def test_records_come_back(tmp_path: Path) -> None:
     for _ in range(30):
         run_again.step()
     assert values[:-1] == run_again.engine.log
-    assert (values[-1].execute_us, values[-1].schedule_us) == (1234, 56)
+    assert values[-1] == StepNote(execute_us=1234, schedule_us=56, deliver_us=7)
 
 
 def test_one_write_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ def test_a_step_of_64_decodes_is_small(tmp_path: Path, id_distance: int) -> None
         assert step < 2 or engine.scheduler.num_running == 64
         engine.plan()
         engine.finish()
-        writer.note_step(8000, 200)
+        writer.note_step(StepNote(execute_us=8000, schedule_us=200))
         sizes.append(writer.num_bytes)
     per_step = (sizes[-1] - sizes[1]) / (len(sizes) - 2)
     assert 100 < per_step <= 200

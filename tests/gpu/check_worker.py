@@ -105,7 +105,7 @@ def generate(
                 runner.launch(step)
         result = runner.collect()
         if result is not None:
-            for outputs in engine.finish_step(result, 0).values():
+            for outputs in engine.finish_step(result).values():
                 for output in outputs:
                     tokens[output.request_key].extend(output.token_ids)
     runner.execute(ended_step(range(len(prompts))))

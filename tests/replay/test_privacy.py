@@ -14,6 +14,7 @@ from cearx.core.engine import Engine
 from cearx.core.events import CancelReason
 from cearx.core.identifiers import RequestKey
 from cearx.core.messages import Cancel, RowOutput, SamplingParams, StepResult, Submit, pack_tokens
+from cearx.core.trace_records import StepNote
 from cearx.core.trace_writer import TraceWriter
 from cearx.replay.trace import Trace
 
@@ -79,7 +80,9 @@ def trace_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
                 for row in rows
             ]
             result = StepResult(step_id=plan.step_id, rows=tuple(outputs), execute_us=8000)
-            engine.finish_step(result, 100)
+            engine.finish_step(result)
+            engine.note_step(StepNote(execute_us=8000, schedule_us=100))
+            engine.flush_log()
     writer.close()
     return writer.path.read_bytes()
 

@@ -190,7 +190,7 @@ class Serving:
                 self.num_preemptions += len(message.plan.preempted)
                 self.num_cached += sum(a.num_cached_tokens for a in message.plan.admitted)
         result = self.runner.execute(self._in_flight.popleft())
-        for outputs in self.engine.finish_step(result, 0).values():
+        for outputs in self.engine.finish_step(result).values():
             for output in outputs:
                 self.tokens[output.request_key].extend(output.token_ids)
                 self.told[output.request_key].extend(output.prompt_logprobs)

@@ -119,13 +119,13 @@ class LocalEngine:
             while self._engine.wants_step:
                 self._plan()
             result = self._next_result()
-            for outputs in self._engine.finish_step(result, 0).values():
+            for outputs in self._engine.finish_step(result).values():
                 for output in outputs:
                     self._tokens[output.request_key].extend(output.token_ids)
                     if output.vector is not None:
                         self._vectors[output.request_key] = array("f", output.vector)
         while self._runner.num_in_flight:  # late rows of requests that ended
-            self._engine.finish_step(self._next_result(), 0)
+            self._engine.finish_step(self._next_result())
 
     def _next_result(self) -> StepResult:
         while (result := self._runner.collect()) is None:

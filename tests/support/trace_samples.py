@@ -94,7 +94,7 @@ records = st.one_of(
         limit_tokens=u63,
     ),
     st.builds(PrefixCacheEmptied, num_freed=u63, num_in_use=u63),
-    st.builds(StepNote, execute_us=u63, schedule_us=u63),
+    st.builds(StepNote, **dict.fromkeys(StepNote.__struct_fields__, u63)),
 )
 """Any record between the header and the end."""
 
@@ -112,7 +112,7 @@ def write_run(
     run = RandomRun(config, seed, log=writer)
     for step in range(num_steps):
         run.step()
-        writer.note_step(8000 + step, 90)
+        writer.note_step(StepNote(execute_us=8000 + step, schedule_us=90))
     if close:
         run.engine.drain()
         writer.close()
@@ -164,7 +164,7 @@ class SegmentedRun:
     def steps(self, num_steps: int) -> None:
         for step in range(num_steps):
             self.run.step()
-            self.writer.note_step(8000 + step, 90)
+            self.writer.note_step(StepNote(execute_us=8000 + step, schedule_us=90))
 
     def close(self) -> None:
         self.run.engine.drain()

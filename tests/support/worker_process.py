@@ -161,7 +161,7 @@ class WorkerProcess:
             result = self.receive()
             assert isinstance(result, StepResult)
             num_in_flight -= 1
-            for outputs in engine.finish_step(result, 0).values():
+            for outputs in engine.finish_step(result).values():
                 for output in outputs:
                     tokens[output.request_key].extend(output.token_ids)
         # The next engine numbers its requests from 0 again, so the worker forgets these.

@@ -45,12 +45,15 @@ class _Part:
     ticket: TokenTicket | None
     """None when `rows` are known."""
     rows: tuple[RowOutput, ...] = ()
+    device_us: int = 0
+    transfer_us: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _StepInFlight:
     step_id: StepId
     launched_ns: int
+    launch_us: int
     parts: list[_Part]
 
 
@@ -121,7 +124,8 @@ class CudaRunner:
                 self._num_tokens_S[self._decodes.seats_D] += 1
         else:
             self._send_changes()
-        self._in_flight.append(_StepInFlight(plan.step_id, launched_ns, parts))
+        launch_us = (time.monotonic_ns() - launched_ns) // 1000
+        self._in_flight.append(_StepInFlight(plan.step_id, launched_ns, launch_us, parts))
 
     def collect(self) -> StepResult | None:
         """The result of the oldest step, once it is done; never waits."""
@@ -140,6 +144,9 @@ class CudaRunner:
             step_id=oldest.step_id,
             rows=tuple(row for part in oldest.parts for row in part.rows),
             execute_us=(now_ns - began_ns) // 1000,
+            launch_us=oldest.launch_us,
+            device_us=sum(part.device_us for part in oldest.parts),
+            transfer_us=sum(part.transfer_us for part in oldest.parts),
         )
 
     def execute(self, step: ExecuteStep) -> StepResult:
@@ -214,12 +221,14 @@ class CudaRunner:
         size = padded.size_of(decodes, chunks, self._num_tokens_S) if padded is not None else None
         if padded is not None and size is not None:
             padded.send(size, decodes, chunks)
+            self._ring.begin()
             padded.replay(size, "logits" if host_rows else mode)
             if not host_rows:
                 return _Part(states, self._ring.fetch(self._model.tokens_R[: len(states)]))
             logits_RV = self._model.logits(len(states))
         elif chunks or self.graphs is None:
             built = build_step(decodes, chunks, self._batch, self._states.seats, self._staging)
+            self._ring.begin()
             if not states:
                 self._model.forward(built.tensors)
                 return _Part((), self._ring.fetch(self._model.tokens_R[:0]))
@@ -230,6 +239,7 @@ class CudaRunner:
         else:
             self._send_changes()
             size = padded_size(self.graphs.sizes, len(states))
+            self._ring.begin()
             self.graphs.replay(size, "logits" if host_rows else mode)
             if not host_rows:
                 return _Part(states, self._ring.fetch(self._model.tokens_R[: len(states)]))
@@ -331,6 +341,7 @@ class CudaRunner:
                 state.add_output(row.token_id)
             rows.append(row)
         part.rows = tuple(rows)
+        part.device_us, part.transfer_us = part.ticket.elapsed_us()
         part.ticket = None
 
 

@@ -20,13 +20,11 @@ ALIGNMENT = 4
 class _Slot:
     """Pinned memory of one copy, and the event behind it."""
 
-    def __init__(self, num_words: int, device: torch.device) -> None:
+    def __init__(self, num_words: int, device: torch.device, is_timed: bool = False) -> None:
         is_cuda = device.type == "cuda"
         self.words = torch.empty(num_words, dtype=torch.int32, pin_memory=is_cuda)
         self.array: NDArray[np.int32] = self.words.numpy()
-        self.event: torch.cuda.Event | None = None
-        if is_cuda:
-            self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event = _event(device, is_timed)
         self.is_used = False
 
     def mark(self) -> None:
@@ -42,6 +40,12 @@ class _Slot:
     def wait(self) -> None:
         if self.event is not None and self.is_used:
             self.event.synchronize()
+
+
+def _event(device: torch.device, is_timed: bool) -> torch.cuda.Event | None:
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Event(enable_timing=is_timed)  # type: ignore[no-untyped-call]
 
 
 class InputStaging:
@@ -84,9 +88,9 @@ class InputStaging:
 
 
 class TokenTicket:
-    """Tokens that are on their way to the host."""
+    """Tokens that are on their way to the host; good until as many further ones as the ring has."""
 
-    def __init__(self, slot: _Slot, num_tokens: int) -> None:
+    def __init__(self, slot: "_TimedSlot", num_tokens: int) -> None:
         self._slot = slot
         self._num_tokens = num_tokens
 
@@ -94,10 +98,30 @@ class TokenTicket:
         return self._slot.is_done()
 
     def take(self) -> list[int]:
-        """Waits if need be; a ticket is good until as many further ones as the ring has."""
+        """Waits if need be."""
         self._slot.wait()
         tokens: list[int] = self._slot.array[: self._num_tokens].tolist()
         return tokens
+
+    def elapsed_us(self) -> tuple[int, int]:
+        """Of the work before the copy and of the copy, by the device's clock; after `take`."""
+        begun, computed, copied = self._slot.begun, self._slot.computed, self._slot.event
+        if begun is None or computed is None or copied is None:
+            return 0, 0
+        return _elapsed_us(begun, computed), _elapsed_us(computed, copied)
+
+
+def _elapsed_us(begin: torch.cuda.Event, end: torch.cuda.Event) -> int:
+    return round(1000 * float(begin.elapsed_time(end)))
+
+
+class _TimedSlot(_Slot):
+    """Two more events: where a step's work begins, and where its tokens are there."""
+
+    def __init__(self, num_words: int, device: torch.device) -> None:
+        super().__init__(num_words, device, is_timed=True)
+        self.begun = _event(device, is_timed=True)
+        self.computed = _event(device, is_timed=True)
 
 
 class TokenRing:
@@ -105,13 +129,21 @@ class TokenRing:
 
     def __init__(self, max_num_rows: int, device: torch.device, num_slots: int) -> None:
         self.num_slots = num_slots
-        self._slots = [_Slot(max_num_rows, device) for _ in range(num_slots)]
+        self._slots = [_TimedSlot(max_num_rows, device) for _ in range(num_slots)]
         self._next = 0
+
+    def begin(self) -> None:
+        """The work behind which `fetch` comes next is enqueued from here on."""
+        begun = self._slots[self._next].begun
+        if begun is not None:
+            begun.record()
 
     def fetch(self, tokens_R: Tensor) -> TokenTicket:
         """Starts the copy of int32 tokens behind the work that is in the stream now."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % self.num_slots
+        if slot.computed is not None:
+            slot.computed.record()
         slot.words[: len(tokens_R)].copy_(tokens_R, non_blocking=True)
         slot.mark()
         return TokenTicket(slot, len(tokens_R))
