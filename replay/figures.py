@@ -11,6 +11,7 @@ import msgspec
 
 from cearx.core.events import FinishReason
 from cearx.core.identifiers import RequestId
+from cearx.replay.step_parts import first_token_parts, step_parts
 from cearx.replay.timeline import RequestLine, Timeline
 
 
@@ -78,6 +79,10 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     """In the worker, a step."""
     schedule_us: Spread | None
     """In the core, a step."""
+    step_parts: dict[str, Spread]
+    """A step's time, by part, in order; what no note has measured is left out."""
+    first_token_parts: dict[str, Spread]
+    """Of the time to first token, in order; empty where the notes do not say it."""
     stall_us: int
     """Longest time without a token, an admission or an end while somebody waited or ran."""
     stall_step: int | None
@@ -199,9 +204,16 @@ def run_figures(timeline: Timeline, requests: Sequence[RequestFigures]) -> RunFi
         block_occupancy_permille=spread(1000 * held // blocks for held in steps.num_held),
         execute_us=spread(us for us in steps.execute_us if us),
         schedule_us=spread(us for us in steps.schedule_us if us),
+        step_parts=_spreads(step_parts(steps)),
+        first_token_parts=_spreads(first_token_parts(timeline)),
         stall_us=stall_us,
         stall_step=stall_step,
     )
+
+
+def _spreads(columns: dict[str, list[int]]) -> dict[str, Spread]:
+    found = ((name, spread(values)) for name, values in columns.items())
+    return {name: values for name, values in found if values is not None}
 
 
 FINISHED = (FinishReason.STOP.name, FinishReason.LENGTH.name)

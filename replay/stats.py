@@ -62,6 +62,15 @@ def print_stats(stats: Stats, console: Console, limit: int) -> None:
             (_spread_row(*entry) for entry in spreads if entry[1] is not None),
         )
     )
+    for title, parts in (
+        ("a step, part by part", run.step_parts),
+        ("a first token, hop by hop", run.first_token_parts),
+    ):
+        if parts:
+            console.print()
+            columns = [title, "mean", "p50", "p99", "max", "count"]
+            rows = [_spread_row(name, values, True) for name, values in parts.items()]
+            console.print(table(columns, rows))
     console.print()
     console.print(_request_table(stats.requests[:limit]))
     hidden = len(stats.requests) - limit

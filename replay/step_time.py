@@ -1,5 +1,7 @@
 """How long a step takes: a linear model of what it computes, fitted on a log's notes or given.
 
+The device's clock is taken where the notes have it, else the worker's.
+
     execute_us = fixed + prefill (if the step has chunks) + decode * decodes
                  + prefill_token * prefill tokens + context_token * tokens attended to
 
@@ -64,13 +66,13 @@ def terms_of(steps: StepTable, index: int) -> Terms:
 
 def fit(steps: StepTable) -> StepTime:
     """Least squares over the steps with a note, no coefficient below zero."""
-    noted = [index for index, us in enumerate(steps.execute_us) if us > 0]
+    noted = [index for index in range(len(steps)) if steps.busy_us(index) > 0]
     if len(noted) < NUM_STEPS_MIN:
         raise NotEnoughNotes(
             f"{len(noted)} steps with measured times, at least {NUM_STEPS_MIN} are needed"
         )
     terms = [terms_of(steps, index) for index in noted]
-    times = [steps.execute_us[index] for index in noted]
+    times = [steps.busy_us(index) for index in noted]
     coefficients = least_squares(terms, times)
     model = StepTime(
         fixed=coefficients[0],
@@ -78,11 +80,24 @@ def fit(steps: StepTable) -> StepTime:
         decode=coefficients[2],
         prefill_token=coefficients[3],
         context_token=coefficients[4],
-        schedule_us=round(statistics.median(steps.schedule_us[index] for index in noted)),
+        schedule_us=_start_us(steps, noted),
         gap_us=_gap_us(steps),
     )
     residuals = (time / model.execute_us(term, 0) for term, time in zip(terms, times, strict=True))
     return msgspec.structs.replace(model, residuals=tuple(residuals))
+
+
+def _start_us(steps: StepTable, noted: Sequence[int]) -> int:
+    """From the clock reading to the worker's start.
+
+    A worker that computes on its own thread takes in a step when the one before is done, so most
+    of these times hold that step's: the shortest tenth says what the way costs.
+    """
+    own = statistics.median(
+        steps.schedule_us[index] + steps.log_us[index] + steps.launch_us[index] for index in noted
+    )
+    ways = sorted(steps.receive_us[index] for index in noted)
+    return round(own) + ways[len(ways) // 10]
 
 
 def _gap_us(steps: StepTable) -> int:

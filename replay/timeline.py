@@ -54,9 +54,17 @@ class StepTable(msgspec.Struct, kw_only=True):
     """Blocks in use."""
     num_preempted: "array[int]" = msgspec.field(default_factory=column)
     execute_us: "array[int]" = msgspec.field(default_factory=column)
-    """In the worker; 0 without a note."""
+    """This and the next ones are the step's note, 0 without one."""
     schedule_us: "array[int]" = msgspec.field(default_factory=column)
-    """In the core; 0 without a note."""
+    log_us: "array[int]" = msgspec.field(default_factory=column)
+    receive_us: "array[int]" = msgspec.field(default_factory=column)
+    launch_us: "array[int]" = msgspec.field(default_factory=column)
+    device_us: "array[int]" = msgspec.field(default_factory=column)
+    transfer_us: "array[int]" = msgspec.field(default_factory=column)
+    result_us: "array[int]" = msgspec.field(default_factory=column)
+    turn_us: "array[int]" = msgspec.field(default_factory=column)
+    apply_us: "array[int]" = msgspec.field(default_factory=column)
+    deliver_us: "array[int]" = msgspec.field(default_factory=column)
     head_id: "array[int]" = msgspec.field(default_factory=column)
     """Who waits first in the queue with a reason, -1 for nobody."""
     head_reason: "array[int]" = msgspec.field(default_factory=column)
@@ -67,6 +75,18 @@ class StepTable(msgspec.Struct, kw_only=True):
     def num_tokens(self, index: int) -> int:
         """Computed in the step: what counts against the budget."""
         return self.num_decodes[index] + self.num_prefill_tokens[index]
+
+    def busy_us(self, index: int) -> int:
+        """How long the step took by the device's clock, or else by the worker's."""
+        return self.device_us[index] + self.transfer_us[index] or self.execute_us[index]
+
+    def dispatched_us(self, index: int) -> int:
+        """When it left the core."""
+        return self.planned_us[index] + self.schedule_us[index] + self.log_us[index]
+
+    def launched_us(self, index: int) -> int:
+        """When the worker could begin with it."""
+        return self.dispatched_us(index) + self.receive_us[index] + self.launch_us[index]
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -308,8 +328,8 @@ class Timeline:
         steps.num_waiting.append(ledger.num_waiting)
         steps.num_held.append(ledger.blocks.num_held)
         steps.num_preempted.append(len(plan.preempted))
-        steps.execute_us.append(0)
-        steps.schedule_us.append(0)
+        for name in StepNote.__struct_fields__:
+            getattr(steps, name).append(0)
         head = queue_head(plan, ledger)
         steps.head_id.append(-1 if head is None else head.request_id)
         steps.head_reason.append(-1 if head is None else head.reason)
@@ -332,11 +352,12 @@ class Timeline:
         if at is None:
             return
         steps = self.steps
-        steps.execute_us[at], steps.schedule_us[at] = note.execute_us, note.schedule_us
-        begun = steps.planned_us[at] + note.schedule_us
+        for name in StepNote.__struct_fields__:
+            getattr(steps, name)[at] = getattr(note, name)
+        begun = steps.launched_us(at)
         if at:
             begun = max(begun, steps.finished_us[at - 1])
-        steps.finished_us[at] = begun + note.execute_us
+        steps.finished_us[at] = begun + steps.busy_us(at)
         self.last_us = max(self.last_us, steps.finished_us[at])
         self._undated_steps.remove(at)
 
