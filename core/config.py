@@ -224,6 +224,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the GPU's memory that weights, activations, graphs and KV pool take together."""
     enforce_eager: bool = False
     """Launch every kernel of a step one by one instead of replaying CUDA graphs."""
+    compilation_level: int = 0
+    """Level of torch.compile, as in vLLM; only 0, no compilation, is available."""
     cuda_graph_sizes: str | None = None
     """Batch sizes of decodes with a CUDA graph, with commas between (default: 1 to 16, then ever
     wider steps); max_num_seqs always has one."""
@@ -262,8 +264,19 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"--quantization int8 needs --dtype float32, got {self.dtype}")
         if self.kv_cache_dtype == "fp8":
             raise ValueError("--kv-cache-dtype fp8 is not available yet; available: auto")
+        if self.compilation_level != 0:
+            raise ValueError(
+                f"--compilation-level must be 0, got {self.compilation_level}: the kernels are"
+                " written by hand and torch.compile would fuse nothing more"
+                " (docs/decisions/008); steps are CUDA graphs at every level"
+            )
         if self.cuda_graph_sizes is not None:
             graph_sizes(self.cuda_graph_sizes)
+            if self.enforce_eager:
+                raise ValueError(
+                    f"--cuda-graph-sizes {self.cuda_graph_sizes} contradicts --enforce-eager,"
+                    " with which there are no graphs"
+                )
 
 
 def graph_sizes(text: str) -> tuple[int, ...]:

@@ -24,7 +24,8 @@ scheduling_policy max_overtakes long_prefill_token_threshold max_num_partial_pre
 max_num_queued_reqs max_num_queued_tokens request_timeout
 trace trace_segment_size trace_segment_seconds trace_keep trace_fsync
 device load_format dtype quantization max_model_len block_size kv_cache_dtype
-kv_cache_memory kv_cache_memory_fraction gpu_memory_utilization enforce_eager cuda_graph_sizes
+kv_cache_memory kv_cache_memory_fraction gpu_memory_utilization enforce_eager compilation_level
+cuda_graph_sizes
 num_kv_blocks seed num_threads
 """.split()
 
@@ -89,6 +90,11 @@ def test_other_sizes_are_refused(text: str) -> None:
         (lambda: WorkerConfig(num_kv_blocks=9, kv_cache_memory=7), ("9", "7", "give one")),
         (lambda: WorkerConfig(quantization="int8", device="cuda"), ("int8", "CPU", "cuda")),
         (lambda: WorkerConfig(quantization="int8", dtype="float16"), ("float16", "float32")),
+        (lambda: WorkerConfig(compilation_level=3), ("--compilation-level", "3", "008")),
+        (
+            lambda: WorkerConfig(cuda_graph_sizes="1,2", enforce_eager=True),
+            ("--cuda-graph-sizes", "1,2", "--enforce-eager"),
+        ),
         (
             lambda: SchedulerConfig(
                 block_size=0,

@@ -400,6 +400,41 @@ def test_a_lack_of_memory_divides_the_step(
     assert failed
 
 
+@pytest.mark.parametrize("host", [False, True])
+def test_decodes_that_lack_memory_are_tried_again_once(
+    reference: PreTrainedModel,
+    decoder: DeviceDecoder,
+    monkeypatch: pytest.MonkeyPatch,
+    host: bool,
+) -> None:
+    """Every other forward pass over decodes fails, no token changes; two failures are the end."""
+    cases = prompts(3)
+    params = [ON_HOST[0] if host else GREEDY] * len(cases)
+    sizes = {"num_blocks": 64, "budget": 64, "max_num_seqs": 4}
+    judge = LocalEngine(worker_model(reference), decoder.config, **sizes)  # type: ignore[arg-type]
+    wanted = judge.generate(cases, 4, params)
+    engine, runner = on_device(decoder, **sizes)
+    forward, calls = runner._model.forward, []
+
+    def scarce(tensors: Any) -> torch.Tensor:
+        if tensors.seats_C is None:
+            calls.append(len(tensors.input_ids_T))
+            if len(calls) % 2:
+                raise torch.cuda.OutOfMemoryError("no memory")
+        return forward(tensors)
+
+    monkeypatch.setattr(runner._model, "forward", scarce)
+    assert engine.generate(cases, 4, params) == wanted
+    assert len(calls) >= 6
+
+    def never(tensors: Any) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(runner._model, "forward", never)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        engine.generate(cases, 2, params)
+
+
 @pytest.mark.parametrize(
     "step",
     [

@@ -21,7 +21,7 @@ from cearx.worker.cuda.memory import (
     cuda_memory_table,
     plan_cuda_memory,
 )
-from cearx.worker.cuda.start import build_model, build_runner, largest_prefill
+from cearx.worker.cuda.start import build_model, build_runner, free_bytes, largest_prefill
 from cearx.worker.cuda.warm_up import product_sizes, warm_products, warm_up
 from cearx.worker.device import StepSizes, choose_sizes
 
@@ -131,6 +131,23 @@ def test_warm_up_and_the_largest_step_leave_no_request(monkeypatch: pytest.Monke
         warm_up(runner, step_sizes, num_blocks, min(64, num_blocks * 16))
         warm_products(model, tokens)
         assert runner.num_in_flight == 0 and len(runner._states) == 0
+
+
+def test_memory_of_graphs_is_measured_without_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A capture empties the cache: when that was counted as used before, graphs had less than 0."""
+    cached, graphs = [300 * MIB], [0]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cached.__setitem__(0, 0))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda _: (1000 * MIB - cached[0] - graphs[0], 1000 * MIB)
+    )
+    device = torch.device("cuda", 0)
+    before = free_bytes(device)
+    torch.cuda.empty_cache()
+    graphs[0], cached[0] = 20 * MIB, 100 * MIB
+    assert before - free_bytes(device) == 20 * MIB
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:

@@ -113,9 +113,7 @@ class CudaRunner:
             try:
                 parts.append(self._run(self._decodes, chunks))
             except torch.cuda.OutOfMemoryError:
-                if not chunks:
-                    raise
-                log.warning("out of memory: the step is divided", num_chunks=len(chunks))
+                log.warning("out of memory: the step is tried again", num_chunks=len(chunks))
                 parts = self._run_divided(self._decodes, chunks)
             if plan.chunks:
                 for part in parts:
@@ -254,7 +252,10 @@ class CudaRunner:
             self._batch.apply(changes)
 
     def _run_divided(self, decodes: DecodeGroup, chunks: Sequence[ChunkWork]) -> list[_Part]:
-        """After a lack of memory: the same work in parts of at most half a chunk."""
+        """After a lack of memory: the same work in parts of at most half a chunk.
+
+        Decodes, which allocate little, are only tried again. A second lack ends the server.
+        """
         torch.cuda.empty_cache()
         no_decodes = decode_group((), ())
         parts = [self._run(decodes, ())] if decodes.states else []

@@ -127,13 +127,13 @@ def _start(
     graph_bytes = 0
     if not spec.config.enforce_eager:
         on_progress = stages.enter("capturing graphs")
-        free = torch.cuda.mem_get_info(device)[0]
+        free = free_bytes(device)
         graphs = StepGraphs(sizes_with_graph, torch.cuda.current_stream(device))
         graphs.capture(model.decode, on_progress)
         padded = runner.padded_steps(padded_step_sizes(sizes.max_num_batched_tokens))
         padded.capture(torch.cuda.current_stream(device), on_progress)
         stages.leave("capturing graphs")
-        graph_bytes = free - torch.cuda.mem_get_info(device)[0]
+        graph_bytes = free - free_bytes(device)
         runner.graphs, runner.padded = graphs, padded
         warm_up(runner, sizes, plan.num_blocks, plan.max_model_len)
     watch = CompileWatch()
@@ -250,6 +250,18 @@ def _measure(
     )
 
 
+def free_bytes(device: torch.device) -> int:
+    """Of the GPU, with nothing that this process keeps for later.
+
+    A capture gives that back before it begins. Where the steps before it had left more than the
+    graphs then took, a difference without this was negative.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free
+
+
 def _measure_graphs(model: DeviceModel, sizes: tuple[int, ...], num_padded: int) -> int:
     """Bytes of all graphs, from the first, which brings the pool, and the next of its size.
 
@@ -257,10 +269,10 @@ def _measure_graphs(model: DeviceModel, sizes: tuple[int, ...], num_padded: int)
     """
     device = model.decoder.device
     trial = StepGraphs(sizes, torch.cuda.current_stream(device))
-    free = [torch.cuda.mem_get_info(device)[0]]
+    free = [free_bytes(device)]
     for mode in MODES:
         trial.capture_one(model.decode, sizes[-1], mode)
-        free.append(torch.cuda.mem_get_info(device)[0])
+        free.append(free_bytes(device))
     first, later = free[0] - free[1], max(free[1] - free[2], free[2] - free[3])
     del trial
     torch.cuda.synchronize()
