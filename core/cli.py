@@ -35,7 +35,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
 }
 """The fields of `ServeFlags` and the structs whose fields are flags of `cearx serve`."""
 
-ALIASES = {"num_kv_blocks": "--num-gpu-blocks-override"}
+ALIASES = {"num_kv_blocks": "--num-gpu-blocks-override", "compilation_level": "-O"}
 """Second spellings of flags, for people who come from vLLM."""
 
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
