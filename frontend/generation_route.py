@@ -18,7 +18,6 @@ from cearx.core.messages import SamplingParams
 from cearx.frontend.answer_format import AnswerFormat
 from cearx.frontend.choice import Choice
 from cearx.frontend.detokenizer import IncrementalDetokenizer
-from cearx.frontend.engine_client import EngineRequest
 from cearx.frontend.errors import ApiError, invalid, model_not_found
 from cearx.frontend.logprobs import TokenNames
 from cearx.frontend.openai_types import MAX_CHOICES, GenerationRequest
@@ -26,6 +25,7 @@ from cearx.frontend.output_parser import OutputRules
 from cearx.frontend.prompt_part import Echo, PromptPart, echo_of
 from cearx.frontend.prompts import Prompt
 from cearx.frontend.request_life import Received, serve_request
+from cearx.frontend.request_window import EngineRequest
 from cearx.frontend.respond import AnswerPlan, respond
 from cearx.frontend.sampling import Generation
 from cearx.frontend.server_state import ServerState

@@ -6,7 +6,7 @@ nothing, and nudges the stream's loop, which sends. Called by `respond.py`.
 
 import asyncio
 
-from cearx.frontend.engine_client import RequestStream
+from cearx.frontend.request_stream import RequestStream
 
 COMMENT = b": keep-alive\n\n"
 

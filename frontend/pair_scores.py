@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from cearx.core.messages import Embed
-from cearx.frontend.engine_client import EngineRequest
 from cearx.frontend.errors import not_supported
 from cearx.frontend.pair_template import PairTemplate
 from cearx.frontend.pooling_prompts import InputPacker, input_rules
 from cearx.frontend.pooling_route import Vectors, engine_requests, unpack_floats
 from cearx.frontend.pooling_types import PairRequest
 from cearx.frontend.prompts import Prompt
+from cearx.frontend.request_window import EngineRequest
 from cearx.frontend.server_state import ServerState
 
 

@@ -15,12 +15,13 @@ from starlette.types import Receive, Scope, Send
 
 from cearx.core.messages import Pooling, SamplingParams
 from cearx.frontend.choice import raise_failure
-from cearx.frontend.engine_client import EngineClient, EngineRequest
+from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.http_io import send_body
 from cearx.frontend.openai_types import PromptTokensDetails
 from cearx.frontend.pooling_types import PoolingRequest, PoolingUsage
 from cearx.frontend.prompts import Prompt
 from cearx.frontend.request_life import Received, serve_request
+from cearx.frontend.request_window import EngineRequest
 from cearx.frontend.sampling import checked_priority
 from cearx.frontend.server_state import ServerState
 

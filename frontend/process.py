@@ -136,7 +136,7 @@ async def _wait_ready(client: EngineClient, end_requested: anyio.Event) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(stop_waiting, group.cancel_scope)
         try:
-            await client.wait_ready()
+            await client.status.wait_ready()
         except ApiError as error:
             failure = error
         group.cancel_scope.cancel()
@@ -162,7 +162,7 @@ async def _serve_until(
         if state.task == "generate":
             await state.grammars.prepare()
         await end_requested.wait()
-        log.info("ending", running=state.client.num_outstanding)
+        log.info("ending", running=state.client.requests.num_outstanding)
         await _drain(state.client, launch.config.shutdown_timeout, ends_now)
         state.client.shut_down()
         loop.call_later(END_WITHIN_S, _end_now)
@@ -173,7 +173,7 @@ async def _serve_until(
 
 async def _drain(client: EngineClient, timeout_s: int, ends_now: anyio.Event) -> None:
     """Until every request has ended, the time is over, or somebody has no time."""
-    client.drain()
+    client.status.drain()
     with anyio.move_on_after(timeout_s):
         while client.is_busy and not ends_now.is_set():
             await anyio.sleep(DRAIN_LOOK_S)

@@ -12,7 +12,7 @@ from cearx.core.events import CancelReason
 from cearx.frontend.errors import ApiError
 
 if TYPE_CHECKING:
-    from cearx.frontend.engine_client import RequestStream
+    from cearx.frontend.request_stream import RequestStream
 
 
 class RequestLabels:

@@ -14,11 +14,13 @@ from cearx.core.events import CancelReason
 from cearx.core.messages import Output
 from cearx.frontend.answer_format import AnswerFormat
 from cearx.frontend.choice import Choice, ChoiceDelta, join_deltas
-from cearx.frontend.engine_client import EngineClient, EngineRequest, RequestStream
+from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.errors import ApiError, server_error
 from cearx.frontend.http_io import send_body
 from cearx.frontend.keep_alive import COMMENT, KeepAlive
 from cearx.frontend.openai_types import CompletionTokensDetails, PromptTokensDetails, Usage
+from cearx.frontend.request_stream import RequestStream
+from cearx.frontend.request_window import EngineRequest
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -15,9 +15,10 @@ from cearx.core.block_hash import root_hash
 from cearx.core.events import CancelReason, RefusalReason
 from cearx.core.identifiers import RequestKey
 from cearx.core.messages import Output, Refused, SamplingParams, Submit, pack_tokens
-from cearx.frontend import engine_client
-from cearx.frontend.engine_client import EngineClient, EngineRequest
+from cearx.frontend import request_stream, request_window
+from cearx.frontend.engine_client import EngineClient
 from cearx.frontend.errors import ApiError
+from cearx.frontend.request_window import EngineRequest
 
 Scenario = Callable[[EngineClient, FakeCore], Awaitable[None]]
 
@@ -49,7 +50,7 @@ def play(scenario: Scenario) -> None:
 
         async def run() -> None:
             async with client_of(Path(name)) as client:
-                await asyncio.wait_for(client.wait_ready(), 10)
+                await asyncio.wait_for(client.status.wait_ready(), 10)
                 await asyncio.wait_for(scenario(client, core), 10)
 
         asyncio.run(run())
@@ -75,7 +76,7 @@ def test_outputs_find_their_requests() -> None:
             first = [t for index, output in pairs if index == 0 for t in output.token_ids]
             second = [t for index, output in pairs if index == 1 for t in output.token_ids]
             assert (first, second) == ([i] * (i + 1), [i + 100] * 4)
-        assert (client.num_outstanding, client.num_waiting) == (0, 0)
+        assert (client.requests.num_outstanding, client.requests.num_waiting) == (0, 0)
 
     play(scenario)
 
@@ -99,7 +100,7 @@ def test_the_core_may_come_later() -> None:
                 client.submit([request(1)])
             await asyncio.sleep(0.1)
             with FakeCore(folder, BOOT_ID, ENGINE):
-                assert await asyncio.wait_for(client.wait_ready(), 10) == ENGINE
+                assert await asyncio.wait_for(client.status.wait_ready(), 10) == ENGINE
 
     with tempfile.TemporaryDirectory() as name:
         asyncio.run(run(Path(name)))
@@ -107,13 +108,13 @@ def test_the_core_may_come_later() -> None:
 
 def test_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more requests at the core than the window holds; the others follow in order."""
-    monkeypatch.setattr(engine_client, "MAX_OUTSTANDING", 5)
+    monkeypatch.setattr(request_window, "MAX_OUTSTANDING", 5)
 
     async def scenario(client: EngineClient, core: FakeCore) -> None:
         core.is_paused = True
         with client.submit([request(i) for i in range(12)]) as stream:
             await eventually(lambda: core.num_running == 5)
-            assert (client.num_outstanding, client.num_waiting) == (5, 7)
+            assert (client.requests.num_outstanding, client.requests.num_waiting) == (5, 7)
             stream.cancel(1, CancelReason.DISCONNECT)  # at the core: its seat goes to the next
             stream.cancel(11, CancelReason.DISCONNECT)  # still here: the core never hears of it
             await eventually(lambda: len(core.submits) == 6)
@@ -129,7 +130,7 @@ def test_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_window_is_1024() -> None:
     """As many as one frontend may have at the core."""
-    assert engine_client.MAX_OUTSTANDING == 1024
+    assert request_window.MAX_OUTSTANDING == 1024
 
 
 def test_a_refusal() -> None:
@@ -152,7 +153,7 @@ def test_a_refusal() -> None:
             await drain(client, request(1), request(1, max_tokens=100))
         assert caught.value.status == 400
         await eventually(lambda: core.cancels == [(RequestKey(0), CancelReason.FRONTEND_ERROR)])
-        assert client.num_outstanding == 0
+        assert client.requests.num_outstanding == 0
 
     play(scenario)
 
@@ -173,7 +174,7 @@ def test_leaving_cancels() -> None:
 
 def test_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What gathers for it is bounded; then its request ends, and the others go on."""
-    monkeypatch.setattr(engine_client, "MAX_GATHERED", 50)
+    monkeypatch.setattr(request_stream, "MAX_GATHERED", 50)
 
     async def scenario(client: EngineClient, core: FakeCore) -> None:
         core.reply = lambda submit: Reply(
@@ -215,7 +216,7 @@ def test_the_core_is_lost_before_it_is_ready() -> None:
     async def run(folder: Path, core: FakeCore) -> None:
         core.answers_hello = False
         async with client_of(folder) as client:
-            waiting = asyncio.create_task(client.wait_ready())
+            waiting = asyncio.create_task(client.status.wait_ready())
             await asyncio.sleep(0.2)
             await asyncio.to_thread(core.die)
             with pytest.raises(ApiError, match="gone"):

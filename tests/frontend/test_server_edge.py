@@ -172,7 +172,7 @@ def test_draining() -> None:
         with server.http.stream("POST", url, json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
-            server.loop.call_soon_threadsafe(server.state.client.drain)
+            server.loop.call_soon_threadsafe(server.state.client.status.drain)
             while server.http.get("/health").status_code == 200:
                 time.sleep(0.01)
             assert server.http.get("/live").status_code == 200

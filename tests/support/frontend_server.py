@@ -156,7 +156,7 @@ def frontend_server(
 
             async def run_until_end() -> None:
                 if ready:
-                    await client.wait_ready()
+                    await client.status.wait_ready()
                 accepting.set()
                 await server.shut_down.wait()
                 await server.state.grammars.close()
