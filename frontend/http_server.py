@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from cearx.core.config import FrontendConfig
 from cearx.frontend.http_protocol import HTTP1, ServerConfig
+from cearx.frontend.read_ahead import PeerGone, ReadAhead
 
 BACKLOG = 4096
 KEEP_ALIVE_S = 75.0
@@ -34,7 +35,10 @@ class Connection(TCPServer):
     """
 
     async def _read_data(self) -> None:
-        await super()._read_data()
+        assert isinstance(self.protocol, HTTP1), "`serve_http` has put it in hypercorn's place"
+        self.protocol.can_read = ReadAhead(self.reader, self.protocol)
+        with contextlib.suppress(PeerGone):
+            await super()._read_data()
         await self.idle_task.stop()
 
     async def protocol_send(self, event: Event) -> None:

@@ -8,11 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_process import Server, replay, serving
-
-from cearx.core.scheduler import Scheduler
-from cearx.replay.trace import Trace
-from cearx.replay.verify import Verifier, fresh_scheduler
+from server_process import Server, final_scheduler, replay, serving
 
 pytestmark = pytest.mark.model
 
@@ -131,16 +127,6 @@ def test_a_salt_isolates_the_prefix_cache(server: Server) -> None:
         return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     assert [cached(s) for s in ("x", "x", "y", None, None)] == [0, 64, 0, 0, 64]
-
-
-def final_scheduler(trace_log: Path) -> Scheduler:
-    """The scheduler as it stood after the last record of a trace."""
-    trace = Trace.open(trace_log)
-    scheduler = fresh_scheduler(trace.header.config)
-    verifier = Verifier(scheduler)
-    for record in trace.records():
-        assert verifier.feed(record) is None
-    return scheduler
 
 
 def test_500_aborts_leave_the_pool_idle(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -73,6 +74,33 @@ def test_a_disconnect_ends_the_request(server: FrontendServer, stream: bool) -> 
     assert [reason for _, reason in server.core.cancels] == [CancelReason.DISCONNECT] * 3
     server.core.reply = lambda submit: Reply(token_ids=[97])
     assert server.post(TEXT, prompt="x").status_code == 200
+
+
+@pytest.mark.parametrize("more", [b"\r\n", b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n", b"G"])
+@pytest.mark.parametrize("is_reset", [True, False])
+def test_a_disconnect_behind_more_than_one_request(
+    server: FrontendServer, more: bytes, is_reset: bool
+) -> None:
+    """What came behind a request waits for its answer; the client's end is seen all the same."""
+    with open_request(server, stream=False) as client:
+        client.sendall(more)
+        server.core.wait_until(lambda core: core.num_running == 1)
+        if is_reset:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    server.core.wait_until(lambda core: core.num_running == 0)
+    assert server.core.cancels[0][1] is CancelReason.DISCONNECT
+
+
+def test_requests_that_come_at_once_are_answered_in_turn(server: FrontendServer) -> None:
+    """What came behind a request is not lost."""
+    server.core.reply = lambda submit: Reply(token_ids=[97, 98])
+    with open_request(server, max_tokens=2) as client:
+        client.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+        received = b""
+        while received.count(b"HTTP/1.1 200 ") < 4 or not received.endswith(b"}"):
+            chunk = client.recv(4096)
+            assert chunk, received
+            received += chunk
 
 
 def test_a_disconnect_before_the_first_token(server: FrontendServer) -> None:

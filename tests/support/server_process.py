@@ -14,6 +14,10 @@ from pathlib import Path
 import httpx
 import psutil
 
+from cearx.core.scheduler import Scheduler
+from cearx.replay.trace import Trace
+from cearx.replay.verify import Verifier, fresh_scheduler
+
 READY = re.compile(r"ready (?P<name>\S+) on (?P<url>http://\S+) after (?P<seconds>[\d.]+) s")
 
 
@@ -102,3 +106,13 @@ def replay(trace_log: Path, hash_seed: str = "1") -> "subprocess.CompletedProces
         check=False,
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
     )
+
+
+def final_scheduler(trace_log: Path) -> Scheduler:
+    """The scheduler as it stood after the last record of a trace."""
+    trace = Trace.open(trace_log)
+    scheduler = fresh_scheduler(trace.header.config)
+    verifier = Verifier(scheduler)
+    for record in trace.records():
+        assert verifier.feed(record) is None
+    return scheduler
