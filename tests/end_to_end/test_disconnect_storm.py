@@ -11,6 +11,8 @@ from tiny_models import save_tiny, tiny_model
 CLIENTS = 5 * len(STAGES)
 MAX_GROWTH_BYTES = 8 * 1024 * 1024
 """Of one process in one round of so few clients."""
+GRAMMAR_PIPES = 4
+"""Of the two processes that try grammars, which the frontend keeps until one is cancelled."""
 
 
 def lasting_processes(server: Server) -> list[ProcessState]:
@@ -33,10 +35,9 @@ def test_a_storm_of_disconnects(tmp_path: Path) -> None:
         wait_idle(server)
         after = lasting_processes(server)
         assert found["exact"] and not found["other"], found
-        assert [(state.name, state.num_fds) for state in after] == [
-            (state.name, state.num_fds) for state in before
-        ]
         for old, new in zip(before, after, strict=True):
+            assert new.name == old.name
+            assert new.num_fds <= old.num_fds + GRAMMAR_PIPES, (old, new)
             assert new.rss_bytes < old.rss_bytes + MAX_GROWTH_BYTES, (old, new)
         assert server.stop() == 0
         assert "Traceback" not in "".join(server.stderr)
