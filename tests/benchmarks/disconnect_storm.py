@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-from disconnect_storm import processes, storm, wait_idle
+from disconnect_storm import MODEL, processes, storm, wait_idle
 from frontend_process import write_model
 from server_process import Server, serving
 from tiny_models import save_tiny, tiny_model
@@ -33,7 +33,16 @@ def main() -> None:
         folder = Path(name)
         save_tiny(tiny_model("llama", vocab_size=258), folder)
         write_model(folder)
-        flags = ("--max-model-len", "1024", "--max-num-seqs", "8", "--log-level", "warning")
+        flags = (
+            "--served-model-name",
+            MODEL,
+            "--max-model-len",
+            "1024",
+            "--max-num-seqs",
+            "8",
+            "--log-level",
+            "warning",
+        )
         with serving(name, *flags) as server:
             show(server, "start")
             for number in range(arguments.rounds):

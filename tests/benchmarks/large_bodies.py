@@ -77,5 +77,5 @@ def measure(server: FrontendServer) -> None:
 
 
 if __name__ == "__main__":
-    with frontend_server() as server:
+    with frontend_server(require_model=False) as server:
         measure(server)

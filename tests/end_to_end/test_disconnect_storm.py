@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from disconnect_storm import STAGES, ProcessState, processes, storm, wait_idle
+from disconnect_storm import MODEL, STAGES, ProcessState, processes, storm, wait_idle
 from frontend_process import write_model
 from server_process import Server, final_scheduler, replay, serving
 from tiny_models import save_tiny, tiny_model
@@ -26,7 +26,15 @@ def test_a_storm_of_disconnects(tmp_path: Path) -> None:
     model.mkdir()
     save_tiny(tiny_model("llama", vocab_size=258), model)
     write_model(model)
-    flags = (str(model), "--max-model-len", "1024", "--max-num-seqs", "8")
+    flags = (
+        str(model),
+        "--served-model-name",
+        MODEL,
+        "--max-model-len",
+        "1024",
+        "--max-num-seqs",
+        "8",
+    )
     with serving(*flags, "--log-level", "warning", trace=tmp_path / "trace") as server:
         asyncio.run(storm(server, CLIENTS, seed=0))  # grows what grows once
         wait_idle(server)

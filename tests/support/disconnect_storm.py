@@ -20,6 +20,8 @@ import msgspec
 import psutil
 from server_process import Server
 
+MODEL = "m"
+"""The name under which the model must be served."""
 AT_ONCE = 64
 WITNESSES = 4
 WITNESS_TOKENS = 48
@@ -71,12 +73,17 @@ def _module(process: psutil.Process) -> str:
 def request(stage: str, chance: random.Random, number: int) -> bytes:
     """The bytes of one request, head and body."""
     path, body = "/v1/completions", {"prompt": "a" * chance.randint(1, 40)}
-    more: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True, "n": 1 + number % 2}
+    more: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 200,
+        "ignore_eos": True,
+        "n": 1 + number % 2,
+    }
     if stage == "prefill":
         body = {"prompt": "b" * chance.randint(400, 700)}
     elif stage in ("tools", "structured", "grammar"):
         path, body = "/v1/chat/completions", {"messages": MESSAGES}
-        more = {"max_tokens": 200}
+        more = {"model": MODEL, "max_tokens": 200}
         if stage == "tools":
             more |= {"tools": [TOOL], "tool_choice": "required"}
         else:  # a grammar that nobody has tried before, or one that all have
@@ -126,6 +133,7 @@ async def leave(address: tuple[str, int], stage: str, chance: random.Random, num
 async def witness(client: httpx.AsyncClient, number: int) -> str:
     """The text of one stream, as its events brought it."""
     body = {
+        "model": MODEL,
         "prompt": f"{number}: once upon a time",
         "max_tokens": WITNESS_TOKENS,
         "ignore_eos": True,
