@@ -39,8 +39,10 @@ def described_api(server: Server) -> dict[str, Any]:
     """What the server says of itself, with the name of its model in every body."""
     document: dict[str, Any] = httpx.get(server.url + "/openapi.json").json()
     for schema in document["components"]["schemas"].values():
-        if "model" in schema.get("properties", {}):
-            schema["properties"]["model"] = {"enum": [server.name, None]}
+        properties = schema.get("properties", {})
+        if "model" in properties:
+            or_none = [] if "model" in schema.get("required", ()) else [None]
+            properties["model"] = {"enum": [server.name, *or_none]}
     return document
 
 
