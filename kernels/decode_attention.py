@@ -9,16 +9,12 @@ scores masked, so that no load needs a mask and no unwritten slot is ever read.
 
 Splits: the grid (K, R, max_splits) depends on the number of rows alone, so that a CUDA graph can
 freeze it; every program reads its row's length and derives how many splits the row really has.
-Programs beyond that exit at once. A row of one split writes its output directly. Otherwise each
-program writes an unnormalised partial result and counts itself; whoever counts last adds them up
-and puts the counter back to zero, ready for the next launch. A second kernel would cost a launch
-a layer even for short contexts, which need no sum; the counter costs them nothing. The order of
-the sum is by split, not by arrival: results repeat bit for bit.
+Programs beyond that exit at once; `row_splits` writes or adds up what the others found.
 
 Latency: the first keys and values of a program are asked for at once, before the kernel waits for
 its predecessor, and only into the shared cache, as the last of them may be about to be written.
 
-Called once a layer for the decode rows of a step; allocates nothing, never synchronises.
+Called once a layer for decode rows beside prompts; allocates nothing, never synchronises.
 
 R rows, S seats, N query heads, K key-value heads, G = N / K, D head_dim, B blocks, P block size,
 M blocks of a row.
@@ -33,14 +29,17 @@ import triton.language as tl
 from torch import Tensor
 
 from cearx.kernels import dependent_launch
-from cearx.kernels.dependent_launch import fetch_into_l2, let_next_start, wait_for_previous
-from cearx.kernels.paged_kv import check_pool, check_tables, gather_float
-
-MAX_SPLITS = 64
-MAX_GROUP = 16
-MAX_PROGRAMS = 384
-"""Rows are split only while rows * K * splits stays within this: 256 programs keep the memory
-busy, and further splits cost their sum, further programs their start."""
+from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
+from cearx.kernels.paged_kv import check_pool, check_tables, fetch_tokens, gather_float
+from cearx.kernels.row_splits import (
+    MAX_GROUP,
+    MAX_PROGRAMS,
+    DecodeScratch,
+    count_splits,
+    softmax_step,
+    sum_chunk,
+    write_group,
+)
 
 
 @dataclass(frozen=True)
@@ -71,101 +70,6 @@ CONFIGS: dict[int, tuple[tuple[int, DecodeConfig], ...]] = {
     512: ((0, DecodeConfig(block_n=32, num_warps=4, num_stages=2, min_split=256)),),
 }
 """Those of 256 bytes balance a sweep over contexts of 64 to 8192 (docs/experiments.md)."""
-
-
-@dataclass(frozen=True, eq=False)
-class DecodeScratch:
-    """Partial results of split rows; allocated once, before any graph is captured."""
-
-    partials: Tensor
-    """[head results, D] float32."""
-    maxima: Tensor
-    """[head results] float32: the largest score of a split, in base 2."""
-    sums: Tensor
-    """[head results] float32."""
-    arrived: Tensor
-    """[rows * K at most] int32: programs of a row and head that are done; zero between launches."""
-
-
-def make_scratch(
-    max_rows: int, num_q_heads: int, head_dim: int, device: torch.device
-) -> DecodeScratch:
-    """Scratch for launches of up to `max_rows` rows; launches that overlap need one each."""
-    heads = max_rows * num_q_heads
-    results = min(heads * MAX_SPLITS, MAX_PROGRAMS * min(MAX_GROUP, num_q_heads))
-    return DecodeScratch(
-        partials=torch.empty(results, head_dim, dtype=torch.float32, device=device),
-        maxima=torch.empty(results, dtype=torch.float32, device=device),
-        sums=torch.empty(results, dtype=torch.float32, device=device),
-        arrived=torch.zeros(heads, dtype=torch.int32, device=device),
-    )
-
-
-@triton.jit
-def _fetch_first(
-    p_k,
-    p_table,
-    start,
-    last,
-    VALUES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    """Asks for the keys and values of the first tokens of a split, one address a line."""
-    ELEMENTS: tl.constexpr = 128 // (p_k.dtype.element_ty.primitive_bitwidth // 8)
-    LINES: tl.constexpr = (HEAD_DIM + ELEMENTS - 1) // ELEMENTS
-    position = tl.minimum(start + tl.arange(0, TOKENS), last)
-    blocks = tl.load(p_table + position // BLOCK_SIZE)
-    o_token = blocks.to(tl.int64) * (2 * VALUES) + position % BLOCK_SIZE * HEAD_DIM
-    p_lines = p_k + o_token[:, None] + (tl.arange(0, LINES) * ELEMENTS)[None, :]
-    fetch_into_l2(p_lines)
-    fetch_into_l2(p_lines + VALUES)
-
-
-@triton.jit
-def _add_up(
-    p_partials,
-    p_maxima,
-    p_sums,
-    first_result,
-    num_splits,
-    GROUP: tl.constexpr,
-    GROUP_PADDED: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Sum of a row's partial results, [GROUP_PADDED, D], CHUNK splits at a time.
-
-    Loads bypass the first-level cache: other processors wrote these lines.
-    """
-    o_s = tl.arange(0, CHUNK)[:, None]
-    o_g = tl.arange(0, GROUP_PADDED)[None, :]
-    o_d = tl.arange(0, HEAD_DIM)[None, None, :]
-    b_max = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
-    b_sum = tl.zeros([GROUP_PADDED], tl.float32)
-    b_acc = tl.zeros([GROUP_PADDED, HEAD_DIM], tl.float32)
-    for first in tl.range(0, num_splits, CHUNK, num_stages=1):
-        in_row = first + o_s < num_splits
-        written = in_row & (o_g < GROUP)
-        o_result = first_result + (first + o_s) * GROUP + o_g
-        maxima = tl.load(p_maxima + o_result, mask=written, other=0.0, cache_modifier=".cg")
-        sums = tl.load(p_sums + o_result, mask=written, other=0.0, cache_modifier=".cg")
-        partials = tl.load(
-            p_partials + o_result[:, :, None] * HEAD_DIM + o_d,
-            mask=written[:, :, None],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        maxima = tl.where(in_row, maxima, float("-inf"))
-        new_max = tl.maximum(b_max, tl.max(maxima, 0))
-        rescale = tl.exp2(b_max - new_max)
-        weights = tl.exp2(maxima - new_max[None, :])
-        b_sum = b_sum * rescale + tl.sum(sums * weights, 0)
-        b_acc = b_acc * rescale[:, None] + tl.sum(partials * weights[:, :, None], 0)
-        b_max = new_max
-    b_sum = tl.where(b_sum > 0, b_sum, 1.0)
-    return b_acc / b_sum[:, None]
 
 
 @triton.jit(do_not_specialize=["table_stride", "min_split"])
@@ -221,7 +125,7 @@ def _decode_kernel(
     # The block of a tile is loaded while the tile before it is computed.
     block = tl.load(p_table + tl.minimum(start, last) // BLOCK_SIZE)
     if FETCH_AHEAD > 0:
-        _fetch_first(p_k, p_table, start, last, VALUES, HEAD_DIM, BLOCK_SIZE, FETCH_AHEAD)
+        fetch_tokens(p_k, p_table, start, last, VALUES, HEAD_DIM, BLOCK_SIZE, FETCH_AHEAD)
     wait_for_previous(PDL)
 
     o_g = tl.arange(0, ROWS)
@@ -251,53 +155,27 @@ def _decode_kernel(
         b_v = tl.load(p_tile + VALUES)
         scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * score_scale
         scores = tl.where((first + o_n < length)[None, :], scores, float("-inf"))
-        new_max = tl.maximum(b_max, tl.max(scores, 1))
-        rescale = tl.exp2(b_max - new_max)
-        b_p = tl.exp2(scores - new_max[:, None])
-        b_sum = b_sum * rescale + tl.sum(b_p, 1)
-        b_acc = b_acc * rescale[:, None]
-        b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
-        b_max = new_max
+        b_max, b_sum, b_acc = softmax_step(scores, b_v, b_max, b_sum, b_acc)
 
-    p_row = p_out + i_row.to(tl.int64) * out_stride
-    if num_splits == 1:
-        b_sum = tl.where(b_sum > 0, b_sum, 1.0)
-        b_out = b_acc / b_sum[:, None]
-        tl.store(
-            p_row + i_q[:, None] * HEAD_DIM + o_d[None, :],
-            b_out.to(p_out.dtype.element_ty),
-            mask=in_group,
-        )
-    else:
-        i_pair = i_row * NUM_KV_HEADS + i_head
-        first_result = i_pair * max_splits * GROUP
-        o_result = first_result + i_split * GROUP + o_g
-        tl.store(p_partials + o_result[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=in_group)
-        tl.store(p_maxima + o_result, b_max, mask=o_g < GROUP)
-        tl.store(p_sums + o_result, b_sum, mask=o_g < GROUP)
-        # The barrier orders the stores of all threads before the one thread that counts.
-        tl.debug_barrier()
-        arrived = tl.atomic_add(p_arrived + i_pair, 1, sem="acq_rel", scope="gpu")
-        if arrived == num_splits - 1:
-            total = _add_up(
-                p_partials,
-                p_maxima,
-                p_sums,
-                first_result,
-                num_splits,
-                GROUP,
-                GROUP_PADDED,
-                HEAD_DIM,
-                CHUNK,
-            )
-            o_head = tl.arange(0, GROUP_PADDED)
-            p_heads = p_row + (i_head * GROUP + o_head)[:, None] * HEAD_DIM + o_d[None, :]
-            tl.store(
-                p_heads,
-                total.to(p_out.dtype.element_ty),
-                mask=(o_head < GROUP)[:, None] & (o_d >= 0)[None, :],
-            )
-            tl.store(p_arrived + i_pair, 0)
+    write_group(
+        p_out + i_row.to(tl.int64) * out_stride + i_head * GROUP * HEAD_DIM,
+        b_max,
+        b_sum,
+        b_acc,
+        p_partials,
+        p_maxima,
+        p_sums,
+        p_arrived,
+        i_row * NUM_KV_HEADS + i_head,
+        i_split,
+        num_splits,
+        max_splits,
+        ROWS,
+        GROUP,
+        GROUP_PADDED,
+        HEAD_DIM,
+        CHUNK,
+    )
 
 
 def choose_config(num_rows: int, num_kv_heads: int, key_bytes: int) -> DecodeConfig:
@@ -305,12 +183,6 @@ def choose_config(num_rows: int, num_kv_heads: int, key_bytes: int) -> DecodeCon
     choices = CONFIGS[min(max(key_bytes, 128), 512)]
     fitting = (config for limit, config in choices if num_rows * num_kv_heads <= limit)
     return next(fitting, choices[-1][1])
-
-
-def count_splits(num_rows: int, num_kv_heads: int, max_programs: int) -> int:
-    """The grid's splits, a power of two that keeps all programs within `max_programs`."""
-    fitting = max_programs // (num_rows * num_kv_heads)
-    return min(1 << max(fitting.bit_length() - 1, 0), MAX_SPLITS)
 
 
 def decode_attention(
@@ -342,10 +214,7 @@ def decode_attention(
         return
     config = config or choose_config(num_rows, num_kv_heads, head_dim * q_RND.element_size())
     max_splits = count_splits(num_rows, num_kv_heads, config.max_programs)
-    if max_splits > 1:
-        results = num_rows * num_q_heads * max_splits
-        assert results <= scratch.maxima.shape[0], f"scratch is too small for {num_rows} rows"
-        assert num_rows * num_kv_heads <= scratch.arrived.shape[0]
+    scratch.check(num_rows, num_q_heads, num_kv_heads, max_splits)
     group_padded = triton.next_power_of_2(group)
     _decode_kernel[(num_kv_heads, num_rows, max_splits)](
         q_RND,
@@ -369,7 +238,7 @@ def decode_attention(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_N=config.block_n,
-        CHUNK=max(16 * config.num_warps // group_padded, 2),
+        CHUNK=sum_chunk(config.num_warps, group_padded),
         FETCH_AHEAD=config.fetch_ahead if q_RND.is_cuda else 0,
         PDL=dependent_launch.ENABLED,
         num_warps=config.num_warps,

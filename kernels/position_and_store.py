@@ -1,12 +1,8 @@
 """Query-key norm, rotary positions and the write of keys and values, in one pass over qkv.
 
-    x' = round(round(x / sqrt(mean(x^2) + eps)) * weight)          where the model has such norms
-    y_i = round(round(x'_i * cos_i) -+ x'_(i +- D/2) * sin_i)      the half-split rotation
-
-q is changed in place, k (rotated) and v go into their slots of the pool. Rounds to the model's
-type exactly where the CPU model does (RMSNorm, then rotate_in_place). One program takes one token
-and a few heads; queries, keys and values may meet in one program. A layer calls it between its qkv
-product and its attention.
+The arithmetic is that of `rotary_heads`: q is changed in place, k (rotated) and v go into their
+slots of the pool. One program takes one token and a few heads; queries, keys and values may meet in
+one program. A layer of a step with prompts calls it between its qkv product and its attention.
 
 T tokens, X = (N + 2 K) * D, N query heads, K key-value heads, D head_dim, L positions,
 B blocks, P block size, H heads.
@@ -20,6 +16,12 @@ from torch import Tensor
 from cearx.kernels import dependent_launch
 from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
 from cearx.kernels.paged_kv import check_pool
+from cearx.kernels.rotary_heads import (
+    load_cos_sin,
+    load_norm_weights,
+    norm_heads,
+    rotate_heads,
+)
 
 FEW_TOKENS = 1024
 """Up to here a program takes 8 heads so that more programs share a token, beyond it 16."""
@@ -57,16 +59,9 @@ def _position_and_store_kernel(
 
     slot = tl.load(p_slots + i_token)
     position = tl.load(p_positions + i_token)
-    p_cos = p_cos_sin + position * HEAD_DIM + o_d
-    cos = tl.load(p_cos).to(dtype).to(tl.float32)[None, :]
-    sin = tl.load(p_cos + HALF).to(dtype).to(tl.float32)[None, :]
+    cos, sin = load_cos_sin(p_cos_sin, position, dtype, HEAD_DIM)
     if HAS_NORM:
-        q_low = tl.load(p_q_norm + o_d).to(tl.float32)[None, :]
-        q_high = tl.load(p_q_norm + HALF + o_d).to(tl.float32)[None, :]
-        k_low = tl.load(p_k_norm + o_d).to(tl.float32)[None, :]
-        k_high = tl.load(p_k_norm + HALF + o_d).to(tl.float32)[None, :]
-        weight_low = tl.where(is_query[:, None], q_low, k_low)
-        weight_high = tl.where(is_query[:, None], q_high, k_high)
+        weight_low, weight_high = load_norm_weights(p_q_norm, p_k_norm, is_query, HEAD_DIM)
     wait_for_previous(PDL)
 
     p_low = p_qkv + i_token * qkv_stride + o_h[:, None] * HEAD_DIM + o_d[None, :]
@@ -75,12 +70,8 @@ def _position_and_store_kernel(
     low = raw_low.to(tl.float32)
     high = raw_high.to(tl.float32)
     if HAS_NORM:
-        mean = (tl.sum(low * low, 1) + tl.sum(high * high, 1)) / HEAD_DIM
-        factor = tl.rsqrt(mean + eps)[:, None]
-        low = ((low * factor).to(dtype).to(tl.float32) * weight_low).to(dtype).to(tl.float32)
-        high = ((high * factor).to(dtype).to(tl.float32) * weight_high).to(dtype).to(tl.float32)
-    turned_low = ((low * cos).to(dtype).to(tl.float32) - high * sin).to(dtype)
-    turned_high = ((high * cos).to(dtype).to(tl.float32) + low * sin).to(dtype)
+        low, high = norm_heads(low, high, weight_low, weight_high, eps, dtype)
+    turned_low, turned_high = rotate_heads(low, high, cos, sin, dtype)
 
     stays = exists & is_query[:, None]
     tl.store(p_low, turned_low, mask=stays)
@@ -164,7 +155,7 @@ def reference_position_and_store(
 ) -> tuple[Tensor, Tensor]:
     """Returns (qkv_TX, kv_B2KPD) afterwards, float32 without any rounding; changes nothing."""
     _, block_size, head_dim = check_pool(kv_B2KPD)
-    kv = kv_B2KPD.float()
+    kv = kv_B2KPD.to(torch.float32, copy=True)
     x_THD = qkv_TX.float().unflatten(1, (-1, head_dim)).clone()
     q_THD, k_THD, v_THD = x_THD.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
     cos_T1F, sin_T1F = cos_sin_LD[positions_T][:, None].chunk(2, dim=-1)

@@ -48,6 +48,7 @@ from cearx.kernels import decode_attention as decode
 from cearx.kernels import dependent_launch
 from cearx.kernels import position_and_store as store
 from cearx.kernels import prefill_attention as prefill
+from cearx.kernels.row_splits import make_scratch
 
 ODD_HEADS = [
     Heads(8, 8, 64, 16),
@@ -77,7 +78,7 @@ def run_decode(problem: Problem, config: decode.DecodeConfig | None = None) -> T
     heads, rows = problem.heads, problem.seats.shape[0]
     q_RND = problem.queries(rows, seed=1)
     out_RND = torch.full(q_RND.shape, torch.nan, dtype=DTYPE, device=DEVICE)
-    scratch = decode.make_scratch(rows, heads.num_q_heads, heads.head_dim, DEVICE)
+    scratch = make_scratch(rows, heads.num_q_heads, heads.head_dim, DEVICE)
     for tensor in (scratch.partials, scratch.maxima, scratch.sums):
         tensor.fill_(torch.nan)
     tensors = (q_RND, problem.kv_B2KPD, problem.block_tables_SM, problem.seats, problem.lengths)
@@ -223,7 +224,7 @@ def check_graph_replays(rng: random.Random) -> tuple[float, float]:
     cu_seqlens = torch.zeros(rows + 1, dtype=torch.int32, device=DEVICE)
     q_TND = torch.randn(512, 32, 128, dtype=DTYPE, device=DEVICE)
     out_RND, out_TND = torch.empty_like(q_TND[:rows]), torch.empty_like(q_TND)
-    scratch = decode.make_scratch(rows, 32, 128, DEVICE)
+    scratch = make_scratch(rows, 32, 128, DEVICE)
     scale = heads.head_dim**-0.5
     pool = (kv, tables, seats)
 

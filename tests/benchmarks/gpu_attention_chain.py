@@ -16,6 +16,7 @@ from cearx.kernels import decode_attention as decode
 from cearx.kernels import dependent_launch
 from cearx.kernels.gemv import GemvConfig, gemv
 from cearx.kernels.position_and_store import position_and_store
+from cearx.kernels.row_splits import make_scratch
 
 ROWS, CONTEXTS = (1, 4), (64, 288, 1024, 4096)
 LAYERS = 36
@@ -47,7 +48,7 @@ class Chain:
         )
         self.weight_LNK = torch.randn(LAYERS, 1024, width, dtype=DTYPE, device=DEVICE)
         self.y_LRN = torch.zeros(LAYERS, rows, 1024, dtype=DTYPE, device=DEVICE)
-        self.scratch = decode.make_scratch(rows, heads.num_q_heads, heads.head_dim, DEVICE)
+        self.scratch = make_scratch(rows, heads.num_q_heads, heads.head_dim, DEVICE)
 
     def launch(self, layer: int) -> None:
         """The three kernels of one layer."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from cearx.kernels import decode_attention as decode
 from cearx.kernels import position_and_store as store
 from cearx.kernels import prefill_attention as prefill
+from cearx.kernels.row_splits import make_scratch
 
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
@@ -137,7 +138,7 @@ class DecodeBench:
         qkv = torch.randn(rows, heads.qkv_size, dtype=DTYPE, device=DEVICE)
         q = qkv[:, : heads.num_q_heads * 128].unflatten(1, (heads.num_q_heads, 128))
         out = torch.empty(rows, heads.num_q_heads, 128, dtype=DTYPE, device=DEVICE)
-        scratch = decode.make_scratch(rows, heads.num_q_heads, 128, DEVICE)
+        scratch = make_scratch(rows, heads.num_q_heads, 128, DEVICE)
         launches: list[Callable[[], None]] = []
         for launch in range(count):
             start = launch * rows * blocks % (POOL_BLOCKS - rows * blocks + 1)

@@ -6,13 +6,11 @@ from paged_attention import Heads, Problem, make_problem, relative_error
 
 from cearx.kernels.decode_attention import (
     DecodeConfig,
-    DecodeScratch,
     choose_config,
-    count_splits,
     decode_attention,
-    make_scratch,
     reference_decode_attention,
 )
+from cearx.kernels.row_splits import DecodeScratch, count_splits, make_scratch
 
 SHAPES = [
     Heads(num_q_heads=num_q, num_kv_heads=num_kv, head_dim=dim, block_size=size)

@@ -15,6 +15,7 @@ from cearx.core.config import SchedulerConfig
 from cearx.kernels import decode_attention as decode
 from cearx.kernels import layer_linear as layers
 from cearx.kernels import norm
+from cearx.kernels import position_and_attend as attend
 from cearx.kernels import position_and_store as position
 from cearx.kernels import prefill_attention as prefill
 from cearx.worker.cuda import decoder
@@ -101,6 +102,12 @@ def use_references(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode_attention(*arguments: Any) -> None:
         arguments[5].copy_(decode.reference_decode_attention(*arguments[:5], arguments[7]))
 
+    def position_and_attend(*arguments: Any) -> None:
+        reference = attend.reference_position_and_attend
+        out_RND, kv_B2KPD = reference(*arguments[:9], arguments[11])
+        arguments[9].copy_(out_RND)
+        arguments[5].copy_(kv_B2KPD)
+
     def prefill_attention(*arguments: Any) -> None:
         arguments[6].copy_(prefill.reference_prefill_attention(*arguments[:6], arguments[8]))
 
@@ -121,5 +128,12 @@ def use_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "norm_linear", into(layers.norm_linear_reference, 5, 5))
     monkeypatch.setattr(decoder, "norm_gate_up", into(layers.norm_gate_up_reference, 4, 4))
     monkeypatch.setattr(decoder, "rms_norm", into(norm.rms_norm_reference, 3, 3))
-    for replaced in (position_and_store, decode_attention, prefill_attention, linear_add, linear):
+    for replaced in (
+        position_and_store,
+        decode_attention,
+        position_and_attend,
+        prefill_attention,
+        linear_add,
+        linear,
+    ):
         monkeypatch.setattr(decoder, replaced.__name__, replaced)

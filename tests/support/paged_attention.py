@@ -99,3 +99,52 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Largest difference over the root mean square of what was expected; NaN counts as infinite."""
     error = (actual.float() - expected).abs().max() / expected.square().mean().sqrt()
     return float(error.nan_to_num(nan=torch.inf))
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeRows:
+    """A problem whose rows' last tokens have no key yet: their slots are NaN, qkv holds them."""
+
+    problem: Problem
+    qkv_RX: Tensor
+    q_norm_D: Tensor | None
+    k_norm_D: Tensor | None
+    cos_sin_LD: Tensor
+    eps: float = 1e-6
+
+    @property
+    def slots_R(self) -> Tensor:
+        """int64: block * P + offset of the last tokens."""
+        problem = self.problem
+        size, last_R = problem.heads.block_size, problem.lengths.long() - 1
+        blocks_R = problem.block_tables_SM[problem.seats.long(), last_R // size].long()
+        return blocks_R * size + last_R % size
+
+    def arguments(self) -> tuple[Tensor | float | None, ...]:
+        """Those of `position_and_attend` up to the lengths."""
+        problem = self.problem
+        tables = (problem.block_tables_SM, problem.seats, problem.lengths)
+        norms = (self.q_norm_D, self.k_norm_D, self.eps)
+        return (self.qkv_RX, *norms, self.cos_sin_LD, problem.kv_B2KPD, *tables)
+
+
+def make_decode_rows(problem: Problem, *, with_norm: bool, seed: int) -> DecodeRows:
+    """Takes the last token of every row out of the problem's pool."""
+    heads, pool = problem.heads, problem.kv_B2KPD
+    generator = torch.Generator(pool.device).manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=pool.device)
+
+    norms = [(draw(heads.head_dim).abs() + 0.5).to(pool.dtype) for _ in range(2)]
+    angles = draw(int(problem.lengths.max()), heads.head_dim // 2) * 3
+    rows = DecodeRows(
+        problem=problem,
+        qkv_RX=(draw(len(problem.seats), heads.qkv_size) * 2).to(pool.dtype),
+        q_norm_D=norms[0] if with_norm else None,
+        k_norm_D=norms[1] if with_norm else None,
+        cos_sin_LD=torch.cat((angles.cos(), angles.sin()), dim=-1),
+    )
+    size, slots_R = heads.block_size, rows.slots_R
+    pool[slots_R // size, :, :, slots_R % size] = torch.nan
+    return rows

@@ -1,4 +1,4 @@
-"""The dense decoder of Llama, Qwen2 and Qwen3 on a device: six operations a layer.
+"""The dense decoder of Llama, Qwen2 and Qwen3 on a device: five to seven operations a layer.
 
 Owns the weights, merged as the kernels want them, and the order of the operations; arithmetic is in
 `cearx.kernels`. Every operation writes to a buffer that was there before, so that a step can be
@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cearx.kernels.decode_attention import DecodeScratch, decode_attention, make_scratch
+from cearx.kernels.decode_attention import decode_attention
 from cearx.kernels.layer_linear import linear, linear_add, norm_gate_up, norm_linear, takes_rows
 from cearx.kernels.norm import rms_norm
+from cearx.kernels.position_and_attend import MIN_HEAD_DIM, position_and_attend
 from cearx.kernels.position_and_store import position_and_store
 from cearx.kernels.prefill_attention import prefill_attention
+from cearx.kernels.row_splits import DecodeScratch, make_scratch
 from cearx.kernels.scaled_product import RoundedRows
 from cearx.kernels.scaled_rows import MAX_SQUARES, NextNorm, ScaledRows
 from cearx.worker.cuda.device_weights import MergedWeight, NormWeight
@@ -117,6 +119,12 @@ class DeviceLayer:
         gate_up_parts = (("gate", width), ("up", width))
         self.gate_up = MergedWeight(gate_up_parts, size, False, *place, fp8=fp8)
         self.down = MergedWeight((("", size),), width, False, *place, fp8=fp8)
+
+    def qk_norm_weights(self) -> tuple[Tensor | None, Tensor | None]:
+        """[D] of the queries and of the keys; None in a model without such norms."""
+        if self.qk_norm is None:
+            return None, None
+        return self.qk_norm.parts["q"], self.qk_norm.parts["k"]
 
     def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         names = LAYER_WEIGHTS if self.qk_norm is None else Qwen3Layer.weights
@@ -229,20 +237,11 @@ class DeviceDecoder:
         qkv, norm = layer.qkv, layer.attention_norm.parts[""]
         rounded = workspace.rounded
         norm_linear(x_TE, norm, eps, qkv.weight, qkv.bias_N, qkv_TX, normed_TE, rows, rounded)
-        qk_norm = layer.qk_norm
-        position_and_store(
-            qkv_TX,
-            None if qk_norm is None else qk_norm.parts["q"],
-            None if qk_norm is None else qk_norm.parts["k"],
-            eps,
-            self.cos_sin_LD,
-            step.positions_T,
-            step.slots_T,
-            kv_B2KPD,
-            num_q_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-        )
-        self._attend(qkv_TX, attended_TO, step, kv_B2KPD, workspace)
+        # Where prompts are computed as well, they and the decodes share the first of two kernels.
+        if step.seats_C is None and config.head_dim >= MIN_HEAD_DIM:
+            self._attend_decodes(layer, qkv_TX, attended_TO, step, kv_B2KPD, workspace)
+        else:
+            self._attend(layer, qkv_TX, attended_TO, step, kv_B2KPD, workspace)
         output = layer.attention_output
         mlp_norm = None
         if takes_rows(num_tokens, layer.gate_up.weight, gated=True):
@@ -266,8 +265,33 @@ class DeviceDecoder:
         scaled_TE = workspace.normed_TE[:num_tokens]
         return NextNorm(norm.parts[""], self.config.rms_norm_eps, scaled_TE, workspace.squares)
 
+    def _attend_decodes(
+        self,
+        layer: DeviceLayer,
+        qkv_TX: Tensor,
+        attended_TO: Tensor,
+        step: StepTensors,
+        kv_B2KPD: Tensor,
+        workspace: Workspace,
+    ) -> None:
+        config = self.config
+        position_and_attend(
+            qkv_TX,
+            *layer.qk_norm_weights(),
+            config.rms_norm_eps,
+            self.cos_sin_LD,
+            kv_B2KPD,
+            step.block_tables_SM,
+            step.seats_D,
+            step.seq_lens_D,
+            attended_TO.view(-1, config.num_heads, config.head_dim),
+            workspace.attention,
+            self._scale,
+        )
+
     def _attend(
         self,
+        layer: DeviceLayer,
         qkv_TX: Tensor,
         attended_TO: Tensor,
         step: StepTensors,
@@ -275,6 +299,17 @@ class DeviceDecoder:
         workspace: Workspace,
     ) -> None:
         num_heads, head_dim = self.config.num_heads, self.config.head_dim
+        position_and_store(
+            qkv_TX,
+            *layer.qk_norm_weights(),
+            self.config.rms_norm_eps,
+            self.cos_sin_LD,
+            step.positions_T,
+            step.slots_T,
+            kv_B2KPD,
+            num_q_heads=num_heads,
+            num_kv_heads=self.config.num_kv_heads,
+        )
         q_TND = qkv_TX[:, : num_heads * head_dim].view(-1, num_heads, head_dim)
         out_TND = attended_TO.view(-1, num_heads, head_dim)
         num_decodes = len(step.seats_D)
