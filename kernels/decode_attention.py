@@ -11,9 +11,6 @@ Splits: the grid (K, R, max_splits) depends on the number of rows alone, so that
 freeze it; every program reads its row's length and derives how many splits the row really has.
 Programs beyond that exit at once; `row_splits` writes or adds up what the others found.
 
-Latency: the first keys and values of a program are asked for at once, before the kernel waits for
-its predecessor, and only into the shared cache, as the last of them may be about to be written.
-
 Called once a layer for decode rows beside prompts; allocates nothing, never synchronises.
 
 R rows, S seats, N query heads, K key-value heads, G = N / K, D head_dim, B blocks, P block size,
@@ -28,9 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cearx.kernels import dependent_launch
-from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
-from cearx.kernels.paged_kv import check_pool, check_tables, fetch_tokens, gather_float
+from cearx.kernels.paged_kv import check_pool, check_tables, gather_float
 from cearx.kernels.row_splits import (
     MAX_GROUP,
     MAX_PROGRAMS,
@@ -52,8 +47,6 @@ class DecodeConfig:
     min_split: int
     """Tokens: a row of n of them has at most n / min_split splits."""
     max_programs: int = MAX_PROGRAMS
-    fetch_ahead: int = 128
-    """Tokens a program asks for before it does anything else; 0 or a power of two."""
 
 
 CONFIGS: dict[int, tuple[tuple[int, DecodeConfig], ...]] = {
@@ -96,13 +89,10 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
-    FETCH_AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     ROWS: tl.constexpr = 16
     HEAD_STRIDE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     VALUES: tl.constexpr = NUM_KV_HEADS * HEAD_STRIDE
-    let_next_start(PDL)
     i_head = tl.program_id(0)
     i_row = tl.program_id(1)
     i_split = tl.program_id(2)
@@ -113,7 +103,6 @@ def _decode_kernel(
     num_splits = tl.maximum(tl.minimum(length // min_split, max_splits), 1)
     split_len = tl.maximum(tl.cdiv(tl.cdiv(length, num_splits), BLOCK_N), 1) * BLOCK_N
     num_splits = tl.maximum(tl.cdiv(length, split_len), 1)
-    # Returning without the wait is right: split 0 waits, so that the launch cannot end too soon.
     if i_split >= num_splits:
         return
     start = i_split * split_len
@@ -124,9 +113,6 @@ def _decode_kernel(
     p_table = p_tables + seat.to(tl.int64) * table_stride
     # The block of a tile is loaded while the tile before it is computed.
     block = tl.load(p_table + tl.minimum(start, last) // BLOCK_SIZE)
-    if FETCH_AHEAD > 0:
-        fetch_tokens(p_k, p_table, start, last, VALUES, HEAD_DIM, BLOCK_SIZE, FETCH_AHEAD)
-    wait_for_previous(PDL)
 
     o_g = tl.arange(0, ROWS)
     o_n = tl.arange(0, BLOCK_N)
@@ -239,11 +225,8 @@ def decode_attention(
         BLOCK_SIZE=block_size,
         BLOCK_N=config.block_n,
         CHUNK=sum_chunk(config.num_warps, group_padded),
-        FETCH_AHEAD=config.fetch_ahead if q_RND.is_cuda else 0,
-        PDL=dependent_launch.ENABLED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **dependent_launch.launch_options(),
     )
 
 

@@ -26,12 +26,12 @@ def _rms_norm_kernel(
     BLOCK_E: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    let_next_start(PDL)
     o_e = tl.arange(0, BLOCK_E)
     o_row = tl.program_id(0).to(tl.int64) * E
     b_weight = tl.load(p_weight + o_e, mask=o_e < E, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
     b_x = tl.load(p_x + o_row + o_e, mask=o_e < E, other=0.0).to(tl.float32)
+    let_next_start(PDL)
     inverse_rms = tl.rsqrt(tl.sum(b_x * b_x, axis=0) / E + eps)
     b_y = b_x * inverse_rms * b_weight
     tl.store(p_out + o_row + o_e, b_y.to(p_out.dtype.element_ty), mask=o_e < E)

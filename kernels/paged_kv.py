@@ -1,8 +1,7 @@
 """The layout of a layer's keys and values on the device, for every kernel that reads or writes it.
 
-Owns the shape `kv_B2KPD`, the early request of a row's tokens that decode kernels make, and the
-float32 gather that the references use; allocates nothing. The attention kernels and
-`position_and_store` address the pool by these rules.
+Owns the shape `kv_B2KPD` and the float32 gather that the references use; allocates nothing. The
+kernels around attention address the pool by these rules.
 
 ```
 kv_B2KPD  | block 0: keys of head 0 | keys of head 1 | ... | values of head 0 | ... | block 1 ...
@@ -12,11 +11,7 @@ B blocks, K key-value heads, P block size, D head_dim, L tokens of a request, M 
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-
-from cearx.kernels.dependent_launch import fetch_into_l2
 
 HEAD_DIMS = (16, 32, 64, 128)
 BLOCK_SIZES = (16, 32, 64, 128, 256)
@@ -47,28 +42,3 @@ def gather_float(kv_B2KPD: Tensor, table_M: Tensor, length: int) -> tuple[Tensor
     kv_M2KPD = kv_B2KPD[blocks].float()
     kv_2LKD = kv_M2KPD.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length]
     return kv_2LKD[0], kv_2LKD[1]
-
-
-@triton.jit
-def fetch_tokens(
-    p_k,
-    p_table,
-    start,
-    last,
-    VALUES: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr,
-):
-    """Asks for keys and values of a head's tokens, at most up to `last`, one address a line.
-
-    `p_k` is where the head's keys lie in a block, VALUES the distance of its values.
-    """
-    ELEMENTS: tl.constexpr = 128 // (p_k.dtype.element_ty.primitive_bitwidth // 8)
-    LINES: tl.constexpr = (HEAD_DIM + ELEMENTS - 1) // ELEMENTS
-    position = tl.minimum(start + tl.arange(0, TOKENS), last)
-    blocks = tl.load(p_table + position // BLOCK_SIZE)
-    o_token = blocks.to(tl.int64) * (2 * VALUES) + position % BLOCK_SIZE * HEAD_DIM
-    p_lines = p_k + o_token[:, None] + (tl.arange(0, LINES) * ELEMENTS)[None, :]
-    fetch_into_l2(p_lines)
-    fetch_into_l2(p_lines + VALUES)

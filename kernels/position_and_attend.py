@@ -19,9 +19,9 @@ The cached tokens [0, seq_len - 1) are tiles of BLOCK_N, dealt out to the row's 
 so that a program's first tile does not depend on the length. The last split has the new token: it
 writes key and value, and takes them from registers. No program reads that slot.
 
-Latency: a program asks for EARLY tiles into registers before it reads qkv, and for FETCH further
-ones into the shared cache; both before it waits for its predecessor, as cached tokens are older
-than the step. Called once a layer in a step of decodes only; allocates nothing, never synchronises.
+Latency: with EARLY a program asks for its first tile before it reads qkv, and before it waits for
+its predecessor, as cached tokens are older than the step. Called once a layer in a step of decodes
+only; allocates nothing, never synchronises.
 
 R rows, S seats, N query heads, K key-value heads, G = N / K, D head_dim, B blocks, P block size,
 M blocks of a row, X = (N + 2 K) * D, L positions.
@@ -38,7 +38,7 @@ from torch import Tensor
 from cearx.kernels import dependent_launch
 from cearx.kernels.decode_attention import reference_decode_attention
 from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
-from cearx.kernels.paged_kv import check_pool, check_tables, fetch_tokens
+from cearx.kernels.paged_kv import check_pool, check_tables
 from cearx.kernels.position_and_store import reference_position_and_store
 from cearx.kernels.rotary_heads import (
     load_cos_sin,
@@ -74,8 +74,6 @@ class AttendConfig:
     """Tokens: a row of n cached ones has at most n / min_split splits."""
     early: bool = True
     """Whether the first tile of a program is asked for before it reads qkv."""
-    fetch: int = 2
-    """Tiles that are brought into the shared cache at once, behind an early one."""
     max_programs: int = MAX_PROGRAMS
     max_registers: int | None = None
     """Of a thread; None leaves it to the compiler."""
@@ -88,14 +86,14 @@ CONFIGS: dict[int, tuple[tuple[int, AttendConfig], ...]] = {
         (0, AttendConfig(64, 4, 3, min_split=512, early=False)),
     ),
     256: (
-        (16, AttendConfig(64, 4, 1, min_split=128, max_programs=264)),
+        (32, AttendConfig(64, 4, 3, min_split=64, early=False)),
         (128, AttendConfig(64, 4, 1, min_split=256, max_programs=264)),
-        (0, AttendConfig(64, 2, 2, min_split=512, early=False)),
+        (0, AttendConfig(64, 2, 2, min_split=256, early=False)),
     ),
     512: ((0, AttendConfig(32, 4, 2, min_split=256, early=False)),),
 }
-"""Not measured: chosen by registers, of which an early tile leaves room for two programs of four
-warps on a multiprocessor, so that 264 run at once."""
+"""Those of 256 bytes are the best of a dozen inside Qwen3-8B's step of 1, 4, 16 and 64 rows with
+64, 288 and 1024 tokens each (docs/experiments.md); the others are not measured."""
 
 
 def choose_config(num_rows: int, num_kv_heads: int, key_bytes: int) -> AttendConfig:
@@ -177,7 +175,6 @@ def _position_and_attend_kernel(
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
     EARLY: tl.constexpr,
-    FETCH: tl.constexpr,
     PDL: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -213,18 +210,6 @@ def _position_and_attend_kernel(
             p_k, blocks, first, cached, VALUES, HEAD_DIM, BLOCK_SIZE, BLOCK_N
         )
         blocks = _load_blocks(p_table, table_width, first + stride, BLOCK_SIZE, BLOCK_N)
-    for i in tl.static_range(EARLY, EARLY + FETCH):
-        if first + i * stride < cached:
-            fetch_tokens(
-                p_k,
-                p_table,
-                first + i * stride,
-                cached - 1,
-                VALUES,
-                HEAD_DIM,
-                BLOCK_SIZE,
-                BLOCK_N,
-            )
     new_block = tl.load(p_table + tl.minimum(cached // BLOCK_SIZE, table_width - 1))
 
     o_r = tl.arange(0, ROWS)
@@ -380,7 +365,6 @@ def position_and_attend(
         BLOCK_N=config.block_n,
         CHUNK=sum_chunk(config.num_warps, group_padded),
         EARLY=config.early,
-        FETCH=config.fetch if qkv_RX.is_cuda else 0,
         PDL=dependent_launch.ENABLED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

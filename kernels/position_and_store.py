@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cearx.kernels import dependent_launch
-from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
 from cearx.kernels.paged_kv import check_pool
 from cearx.kernels.rotary_heads import (
     load_cos_sin,
@@ -44,11 +42,9 @@ def _position_and_store_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
     FIRST_VALUE: tl.constexpr = NUM_Q_HEADS + NUM_KV_HEADS
-    let_next_start(PDL)
     dtype = p_qkv.dtype.element_ty
     i_token = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -62,7 +58,6 @@ def _position_and_store_kernel(
     cos, sin = load_cos_sin(p_cos_sin, position, dtype, HEAD_DIM)
     if HAS_NORM:
         weight_low, weight_high = load_norm_weights(p_q_norm, p_k_norm, is_query, HEAD_DIM)
-    wait_for_previous(PDL)
 
     p_low = p_qkv + i_token * qkv_stride + o_h[:, None] * HEAD_DIM + o_d[None, :]
     raw_low = tl.load(p_low, mask=exists, other=0.0)
@@ -134,9 +129,7 @@ def position_and_store(
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         BLOCK_H=block_h,
-        PDL=dependent_launch.ENABLED,
         num_warps=block_h // 4,
-        **dependent_launch.launch_options(),
     )
 
 

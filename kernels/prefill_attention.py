@@ -24,8 +24,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cearx.kernels import dependent_launch
-from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
 from cearx.kernels.paged_kv import check_pool, check_tables, gather_float
 
 
@@ -124,11 +122,9 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     HEAD_STRIDE: tl.constexpr = BLOCK_SIZE * HEAD_DIM
     VALUES: tl.constexpr = NUM_KV_HEADS * HEAD_STRIDE
-    let_next_start(PDL)
     i_head = tl.program_id(1)
     i_chunk = tl.program_id(2)
     first_token = tl.load(p_cu_seqlens + i_chunk)
@@ -137,8 +133,6 @@ def _prefill_kernel(
     i_tile = tl.cdiv(num_tokens * GROUP, BLOCK_M) - 1 - tl.program_id(0)
     length = tl.load(p_lens + i_chunk)
     seat = tl.load(p_seats + i_chunk)
-    # Every program waits, those without rows too: a launch of empty chunks must not end too soon.
-    wait_for_previous(PDL)
     if i_tile < 0:
         return
     prefix = length - num_tokens
@@ -263,10 +257,8 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         BLOCK_M=config.block_m,
         BLOCK_N=config.block_n,
-        PDL=dependent_launch.ENABLED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        **dependent_launch.launch_options(),
     )
 
 

@@ -8,9 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from cearx.kernels import dependent_launch
-from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
-
 BLOCK_F = 1024
 
 
@@ -27,13 +24,10 @@ def _silu_mul_kernel(
     F: tl.constexpr,
     BLOCKS_A_ROW: tl.constexpr,
     BLOCK_F: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    let_next_start(PDL)
     i_t = (tl.program_id(0) // BLOCKS_A_ROW).to(tl.int64)
     o_f = (tl.program_id(0) % BLOCKS_A_ROW) * BLOCK_F + tl.arange(0, BLOCK_F)
     p_row = p_gate_up + i_t * (2 * F)
-    wait_for_previous(PDL)
     b_gate = tl.load(p_row + o_f, mask=o_f < F, other=0.0).to(tl.float32)
     b_up = tl.load(p_row + F + o_f, mask=o_f < F, other=0.0).to(tl.float32)
     b_out = silu_times(b_gate, b_up).to(p_out.dtype.element_ty)
@@ -56,9 +50,7 @@ def silu_mul(gate_up_T2F: torch.Tensor, out_TF: torch.Tensor) -> None:
         F=width,
         BLOCKS_A_ROW=blocks_a_row,
         BLOCK_F=BLOCK_F,
-        PDL=dependent_launch.ENABLED,
         num_warps=4,
-        **dependent_launch.launch_options(),
     )
 
 

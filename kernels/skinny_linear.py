@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from cearx.kernels import dependent_launch
-from cearx.kernels.dependent_launch import fetch_into_l2, let_next_start, wait_for_previous
+from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
 from cearx.kernels.fp8_weight import Weight, stored_parts
 from cearx.kernels.gemv import Epilogue
 from cearx.kernels.scaled_rows import ScaledRows
@@ -34,15 +34,14 @@ MAX_TILES = 1 << 14
 
 @dataclass(frozen=True)
 class SkinnyConfig:
-    """How one product runs: outputs a program, inputs a step, warps, steps in flight, programs that
-    share K, and inputs a program asks for before it waits for its predecessor (0: none)."""
+    """How one product runs: outputs a program, inputs a step, warps, steps in flight, and programs
+    that share K."""
 
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
     split_k: int = 1
-    prefetch_k: int = 0
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -73,13 +72,11 @@ def _skinny_kernel(
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH_K: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
     # Inputs of one program, in whole steps.
     SHARE: tl.constexpr = (K + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K) * BLOCK_K
-    let_next_start(PDL)
     i_tile = tl.program_id(0)
     i_split = tl.program_id(1)
     o_n = i_tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -89,14 +86,6 @@ def _skinny_kernel(
     # Rows beyond the matrix repeat its last, so that loads of weights need no mask along N.
     p_rows = p_weight + tl.minimum(o_n, N - 1).to(tl.int64)[:, None] * K
     first = i_split * SHARE
-    if PDL:
-        if PREFETCH_K > 0:
-            o_line = tl.arange(0, PREFETCH_K // 64)[None, :] * 64
-            fetch_into_l2(p_rows + tl.minimum(first + o_line, K - 1))
-            if EPILOGUE == "silu":
-                fetch_into_l2(
-                    p_rows + tl.full((), N, tl.int64) * K + tl.minimum(first + o_line, K - 1)
-                )
     wait_for_previous(PDL)
 
     if PARTS > 0 and SPLIT_K == 1:
@@ -124,6 +113,8 @@ def _skinny_kernel(
                 b_weight = b_weight.to(tl.float32).to(b_x.dtype)
             b_up = tl.dot(b_weight, b_x, b_up, input_precision=PRECISION)
 
+    # Not before: programs that wait in their place would take memory's speed from this one's.
+    let_next_start(PDL)
     if SPLIT_K > 1:
         o_partial = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + o_m[None, :]
         p_tile = p_partial + i_tile * (SPLIT_K * BLOCK_N * BLOCK_M) + o_partial
@@ -258,7 +249,6 @@ def skinny_linear(
         BLOCK_K=config.block_k,
         SPLIT_K=config.split_k,
         STAGES=config.num_stages,
-        PREFETCH_K=config.prefetch_k,
         PRECISION="ieee" if x_MK.dtype == torch.float32 else "tf32",
         PDL=dependent_launch.ENABLED,
         num_warps=config.num_warps,

@@ -29,7 +29,6 @@ from gpu_attention_times import (
     DECODE_TILES,
     DEVICE,
     DTYPE,
-    FETCH_AHEAD,
     MODELS,
     PREFILL_TILES,
     SUMMARY,
@@ -124,8 +123,7 @@ def run_job(kind: str, heads: Heads, tiles: tuple[int, ...] | None) -> None:
             run_decode(make_problem(heads, [5] * rows, dtype=DTYPE, device=DEVICE, seed=0))
     elif kind == "decode":
         problem = make_problem(heads, [5], dtype=DTYPE, device=DEVICE, seed=0)
-        for fetch in FETCH_AHEAD:
-            run_decode(problem, decode.DecodeConfig(*tiles, 256, fetch_ahead=fetch))
+        run_decode(problem, decode.DecodeConfig(*tiles, 256))
     else:
         config = prefill.PrefillConfig(*tiles) if tiles else None
         longest = prefill.FEW_TOKENS + 1

@@ -1,8 +1,7 @@
-"""A layer's store, decode attention and output product in one CUDA graph, launched both ways.
+"""A layer's attention of decodes and output product in one CUDA graph, launched both ways.
 
 Owns the comparison of programmatic dependent launch with plain launches: their times, and that the
-bits agree although every attention reads keys that the kernel before it wrote. Run by
-`gpu_attention.py`.
+bits agree although every product reads what the kernel before it wrote. Run by `gpu_attention.py`.
 """
 
 from collections.abc import Callable
@@ -12,10 +11,9 @@ from gpu_attention_times import DEVICE, DTYPE, MODELS, DecodeBench, graph_us, sa
 from paged_attention import Heads
 from torch import Tensor
 
-from cearx.kernels import decode_attention as decode
 from cearx.kernels import dependent_launch
 from cearx.kernels.gemv import GemvConfig, gemv
-from cearx.kernels.position_and_store import position_and_store
+from cearx.kernels.position_and_attend import position_and_attend
 from cearx.kernels.row_splits import make_scratch
 
 ROWS, CONTEXTS = (1, 4), (64, 288, 1024, 4096)
@@ -34,7 +32,6 @@ class Chain:
         self.qkv_RX = self.first_qkv_RX.clone()
         self.norm_D = torch.rand(heads.head_dim, device=DEVICE).to(DTYPE)
         self.cos_sin_LD = torch.rand(context, heads.head_dim, device=DEVICE)
-        self.positions_R = torch.full((rows,), context - 1, device=DEVICE)
         self.seats_R = torch.arange(rows, dtype=torch.int32, device=DEVICE)
         self.lengths_R = torch.full((rows,), context, dtype=torch.int32, device=DEVICE)
         order = bench.order[: LAYERS * rows * blocks]
@@ -42,7 +39,6 @@ class Chain:
         last_block_LR = self.tables_LSM[:, :, -1].long()
         offset = (context - 1) % heads.block_size
         self.last_block_LR, self.offset = last_block_LR, offset
-        self.slots_LR = last_block_LR * heads.block_size + offset
         self.out_LRND = torch.empty(
             LAYERS, rows, heads.num_q_heads, heads.head_dim, dtype=DTYPE, device=DEVICE
         )
@@ -51,30 +47,20 @@ class Chain:
         self.scratch = make_scratch(rows, heads.num_q_heads, heads.head_dim, DEVICE)
 
     def launch(self, layer: int) -> None:
-        """The three kernels of one layer."""
-        heads = self.heads
-        q_RX = self.qkv_RX[:, : heads.num_q_heads * heads.head_dim]
-        position_and_store(
+        """The two kernels of one layer."""
+        position_and_attend(
             self.qkv_RX,
             self.norm_D,
             self.norm_D,
             1e-6,
             self.cos_sin_LD,
-            self.positions_R,
-            self.slots_LR[layer],
-            self.bench.kv,
-            num_q_heads=heads.num_q_heads,
-            num_kv_heads=heads.num_kv_heads,
-        )
-        decode.decode_attention(
-            q_RX.unflatten(1, (heads.num_q_heads, heads.head_dim)),
             self.bench.kv,
             self.tables_LSM[layer],
             self.seats_R,
             self.lengths_R,
             self.out_LRND[layer],
             self.scratch,
-            heads.head_dim**-0.5,
+            self.heads.head_dim**-0.5,
         )
         gemv(self.out_LRND[layer].flatten(1), self.weight_LNK[layer], self.y_LRN[layer], PRODUCT)
 
@@ -89,7 +75,7 @@ class Chain:
         with torch.cuda.graph(graph):
             for launch in launches:
                 launch()
-        # Keys and values that a store has yet to write are NaN: an attention too early shows.
+        # The slots that this launch writes are NaN: who reads one, or an output too early, shows.
         self.qkv_RX.copy_(self.first_qkv_RX)
         self.bench.kv[self.last_block_LR.flatten(), :, :, self.offset] = torch.nan
         graph.replay()

@@ -8,7 +8,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import astuple
 
 import torch
 from paged_attention import Heads, make_problem
@@ -41,7 +41,6 @@ DECODE_TILES = [
     (256, 8, 1),
 ]
 MIN_SPLITS = (64, 96, 160, 256, 512)
-FETCH_AHEAD = (0, 128, 256)
 PREFILL_POINTS = ((1, 32), (16, 256), (64, 256), (1, 4096), (4, 4096))
 PREFILL_TILES = [
     (128, 64, 8, 2),
@@ -240,13 +239,10 @@ def sweep_decode(bench: DecodeBench, bad: set[tuple[str, tuple[int, ...]]], end:
             if min_split <= context * 2 or min_split == MIN_SPLITS[0]:
                 config = decode.DecodeConfig(*tiles, min_split)
                 splits.append((bench.us(heads, rows, context, config), astuple(config)))
-        for (_, values), fetch in itertools.product(sorted(splits)[:2], FETCH_AHEAD):
-            config = replace(decode.DecodeConfig(*values), fetch_ahead=fetch)
-            splits.append((bench.us(heads, rows, context, config), astuple(config)))
         splits.sort()
         default = bench.us(heads, rows, context)
         say(f"  decode {model} R={rows} {context}: " + listing(found))
-        say(f"    (n, warps, stages, min_split, programs, fetch) {listing(splits[:8])}")
+        say(f"    (n, warps, stages, min_split, programs) {listing(splits[:8])}")
         best, config_of_best = splits[0]
         listed = ",".join(map(str, config_of_best))
         point = f"{model} {rows}x{context}"

@@ -1,9 +1,9 @@
 """Milliseconds of the model's part of a decode step, every kernel of it in one CUDA graph.
 
 Runs by hand on a GPU: the real decoder with random weights, all rows with the same context in
-blocks that lie anywhere, without sampling. For comparing kernels as they follow one another, which
-their own benchmarks cannot show. `--table` takes another table of products, `--norms apart` leaves
-each norm a kernel of its own.
+blocks that lie anywhere, without sampling, launched dependently or plainly. For comparing kernels
+as they follow one another, which their own benchmarks cannot show. `--table` takes another table of
+products, `--norms apart` leaves each norm a kernel of its own.
 
     PYTHONPATH=.typing python tests/benchmarks/gpu_step.py qwen3_8b --rows 1 4 16 64
 """
@@ -106,9 +106,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=288)
     parser.add_argument("--table", type=Path)
     parser.add_argument("--norms", choices=["apart", "fused"], default="fused")
-    parser.add_argument("--pdl", action="store_true")
+    parser.add_argument("--launches", choices=["dependent", "plain"], default="dependent")
     arguments = parser.parse_args()
-    dependent_launch.ENABLED = arguments.pdl
     if arguments.table:
         use_table(arguments.table)
     if arguments.norms == "apart":
@@ -116,6 +115,7 @@ def main() -> None:
     for name in arguments.models:
         config = from_hf_config(json.loads((MODELS / name / "config.json").read_text()))
         step = Step(config, max(arguments.rows), arguments.context)
+        dependent_launch.ENABLED = arguments.launches == "dependent"
         times = [f"{graph_ms(step.forward(n)):.3f}" for n in arguments.rows]
         errors = [f"{difference_from_library(step.forward(n)):.4f}" for n in arguments.rows]
         print(f"{name} context {arguments.context} rows {arguments.rows}: ms {' '.join(times)}")

@@ -97,7 +97,7 @@ SKINNY_64 = (
 )
 
 
-def candidates(product: Product, num_tokens: int, pdl: bool) -> list[Choice]:
+def candidates(product: Product, num_tokens: int) -> list[Choice]:
     """What may run a product; cuBLAS, which is None, comes first."""
     found: list[Choice] = [None]
     halves = 2 if product.kind == "norm_gate_up" else 1
@@ -112,8 +112,7 @@ def candidates(product: Product, num_tokens: int, pdl: bool) -> list[Choice]:
         tiles = product.num_outputs // halves // base.block_n
         splits = {min(16, math.ceil(programs / tiles)) for programs in PROGRAMS}
         for split_k in sorted({1} if halves == 2 else splits):
-            prefetch_k = 2 * base.block_k if pdl else 0
-            found.append(dataclasses.replace(base, split_k=split_k, prefetch_k=prefetch_k))
+            found.append(dataclasses.replace(base, split_k=split_k))
     return found
 
 
@@ -261,7 +260,7 @@ def main() -> None:
         (product, num_tokens, choice)
         for product in products
         for num_tokens in arguments.tokens
-        for choice in candidates(product, num_tokens, arguments.pdl)
+        for choice in candidates(product, num_tokens)
     ]
     broken = compile_all(jobs, arguments.processes, arguments.pdl)
     print(f"{len(jobs)} candidates compiled after {time.monotonic() - start:.0f} s", flush=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cearx.kernels import dependent_launch
 from cearx.kernels.decode_attention import decode_attention
 from cearx.kernels.layer_linear import linear, linear_add, norm_gate_up, norm_linear, takes_rows
 from cearx.kernels.norm import rms_norm
@@ -148,6 +149,7 @@ class DeviceDecoder:
         fp8: bool = False,
     ) -> None:
         _refuse_unsupported(config)
+        dependent_launch.enable_on(device)
         self.config = config
         self.dtype = dtype
         self.device = device
