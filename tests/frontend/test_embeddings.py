@@ -1,17 +1,19 @@
 """POST /v1/embeddings against a scripted core: forms, cuts, usage, and what may not be sent."""
 
 import base64
+import socket
 from array import array
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from fake_core import Reply, vector_of
 from frontend_server import EMBEDDING_SIZE, MODEL, FrontendServer, frontend_server
 from tokenizers import processors
 
-from cearx.core.events import FinishReason, RefusalReason
+from cearx.core.events import CancelReason, FinishReason, RefusalReason
 from cearx.core.identifiers import RequestKey
 from cearx.core.messages import Embed, Refused, unpack_tokens
 from cearx.frontend.request_fields import UNBUILT
@@ -197,6 +199,21 @@ def test_failures_of_the_engine() -> None:
         answer = server.post(PATH, input=["a", "b"])
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         core.wait_until(lambda core: core.num_running == 0)
+
+
+def test_a_client_that_leaves_ends_its_work() -> None:
+    """All of its texts are taken back, and the next request is served."""
+    with frontend_server(task="embed") as server:
+        server.core.is_paused = True
+        body = msgspec.json.encode({"input": ["a", "b", "c"]})
+        head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+            client.sendall(head + body)
+            server.core.wait_until(lambda core: core.num_running == 3)
+        server.core.wait_until(lambda core: core.num_running == 0)
+        assert [reason for _, reason in server.core.cancels] == [CancelReason.DISCONNECT] * 3
+        server.core.is_paused = False
+        embed(server, "a")
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64", None])

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 from fake_core import Reply, logprob_of
 from frontend_server import FrontendServer, frontend_server
-from random_bodies import random_body
+from random_bodies import POOLING, Route, random_body
 
+from cearx.core.config import Task
 from cearx.core.messages import Submit
 
 
@@ -46,10 +47,25 @@ def check_answer(status: int, body: bytes) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_bodies(server: FrontendServer, seed: int) -> None:
     """250 bodies a seed; at least some are answered and some refused."""
-    chance = random.Random(seed)
+    send_bodies(server, random.Random(seed), 250)
+
+
+@pytest.mark.parametrize("task", ["embed", "score"])
+def test_random_bodies_for_vectors(task: Task) -> None:
+    """The same for embeddings, scores and rankings, by both kinds of models."""
+    routes = POOLING if task == "embed" else POOLING[1:]
+    with frontend_server(task=task) as server:
+        send_bodies(server, random.Random(1), 400, routes)
+        assert server.core.num_running == 0
+
+
+def send_bodies(
+    server: FrontendServer, chance: random.Random, count: int, *routes: list[Route]
+) -> None:
+    """Checks each answer, and that there were enough of both kinds."""
     statuses: dict[int, int] = {}
-    for _ in range(250):
-        path, body = random_body(chance)
+    for _ in range(count):
+        path, body = random_body(chance, *routes)
         answer = server.post(path, **body)
         statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
         try:

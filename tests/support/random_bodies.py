@@ -3,10 +3,28 @@
 import random
 from typing import Any
 
+import msgspec
+
 from cearx.frontend.openai_types import ChatCompletionRequest, CompletionRequest
+from cearx.frontend.pooling_types import EmbeddingsRequest, RerankRequest, ScoreRequest
 from cearx.frontend.request_fields import UNBUILT
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+EMBED, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
+Route = tuple[str, type[msgspec.Struct]]
+GENERATING: list[Route] = [(CHAT, ChatCompletionRequest), (TEXT, CompletionRequest)]
+POOLING: list[Route] = [
+    (EMBED, EmbeddingsRequest),
+    (SCORE, ScoreRequest),
+    (RERANK, RerankRequest),
+]
+REQUIRED = {
+    CHAT: ("messages",),
+    TEXT: ("prompt",),
+    EMBED: ("input",),
+    SCORE: ("text_1", "text_2"),
+    RERANK: ("query", "documents"),
+}
 WRONG: list[Any] = [
     None, True, False, 0, -1, 1, 2, 7, 0.5, -0.0, 1e30, 2**31, 2**63, 2**64, 10**40, "", "a", "é😀",
     "\x00", "\ud7ff", "x" * 300, [], [0], [1, 2], [-1], ["a"], [""], [None], [[]], [{}], {},
@@ -54,12 +72,27 @@ RIGHT: dict[str, list[Any]] = {
     "temperature": [0, 0.5, 1, 2],
     "logit_bias": [{"5": 100}, {"5": -100}],
     "continue_final_message": [True],
+    "input": ["a", "é", "", [1, 2], ["a", "b"], [[3], [4]], ["a", [5]], "x" * 300],
+    "encoding_format": ["float", "base64"],
+    "dimensions": [1, 3, 8, 9],
+    "normalize": [True, False],
+    "text_1": ["a", ["a"], ["a", "b"]],
+    "text_2": ["b", ["b"], ["b", "c"], ["b"] * 3, "x" * 300],
+    "query": ["q", "", "é"],
+    "documents": [["a"], ["a", {"text": "b"}], [{"text": "c"}], ["x" * 300], ["a"] * 20],
+    "top_n": [0, 1, 5],
+    "return_documents": [True, False],
+    "instruction": ["Judge."],
+    "truncation_side": ["left", "right"],
+    "add_special_tokens": [True, False],
 }
 
 
-def random_body(chance: random.Random) -> tuple[str, dict[str, Any]]:
+def random_body(
+    chance: random.Random, routes: list[Route] = GENERATING
+) -> tuple[str, dict[str, Any]]:
     """A route and a body: mostly right values in half of the bodies, anything in the other half."""
-    path, request_type = chance.choice([(CHAT, ChatCompletionRequest), (TEXT, CompletionRequest)])
+    path, request_type = chance.choice(routes)
     names = [*request_type.__struct_fields__, *chance.sample(sorted(UNBUILT), 3), "unknown"]
     names.remove("model")
     share_wrong = chance.choice([0.0, 0.05, 0.5])
@@ -70,8 +103,8 @@ def random_body(chance: random.Random) -> tuple[str, dict[str, Any]]:
             body[name] = chance.choice(WRONG)
         else:
             body[name] = chance.choice(right)
-    required = "messages" if path == CHAT else "prompt"
-    if chance.random() < 0.95:
-        body[required] = chance.choice(RIGHT[required])
+    for required in REQUIRED[path]:
+        if chance.random() < 0.95:
+            body[required] = chance.choice(RIGHT[required])
     body.setdefault("max_tokens", 4)
     return path, body
