@@ -205,7 +205,7 @@ def test_a_client_that_leaves_ends_its_work() -> None:
     """All of its texts are taken back, and the next request is served."""
     with frontend_server(task="embed") as server:
         server.core.is_paused = True
-        body = msgspec.json.encode({"input": ["a", "b", "c"]})
+        body = msgspec.json.encode({"model": MODEL, "input": ["a", "b", "c"]})
         head = b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
             client.sendall(head + body)
