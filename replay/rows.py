@@ -30,3 +30,11 @@ def rows(plan: StepPlan) -> Iterator[Row]:
 def num_batched_tokens(plan: StepPlan) -> int:
     """Tokens computed in a step: what counts against the budget."""
     return len(plan.decodes) + sum(chunk.num_tokens for chunk in plan.chunks)
+
+
+def num_attended(plan: StepPlan) -> int:
+    """Pairs of a token of a chunk and one that it attends to: what its attention computes."""
+    return sum(
+        chunk.num_tokens * chunk.start + chunk.num_tokens * (chunk.num_tokens + 1) // 2
+        for chunk in plan.chunks
+    )

@@ -14,11 +14,14 @@ import msgspec
 
 from cearx.core.events import CancelReason, Decision, Event, StepPlan
 from cearx.core.identifiers import RequestId
+from cearx.core.plan_timing import PlanTiming
 from cearx.core.trace_records import StepNote
 from cearx.replay.driver import AnyScheduler, Driver
 from cearx.replay.oracle import Cancellation, SimulatedRequest
-from cearx.replay.rows import num_batched_tokens
-from cearx.replay.step_time import StepTime, Terms
+from cearx.replay.step_time import StepClock, StepTime, Terms, terms_of_plan
+
+POLL_US = 1000
+"""The core waits in whole milliseconds."""
 
 
 class NotedLog(Protocol):
@@ -90,7 +93,8 @@ class Simulation:
         self._stop_us = stop_us
         self._planned: deque[_Planned] = deque()
         """The steps in flight."""
-        self._num_planned = 0
+        self._clock = StepClock(step_time)
+        self._timing = PlanTiming()
         self._free_us = 0
         """Since when the worker has nothing to do but the steps in flight."""
         self._written: dict[RequestId, int] = {}
@@ -104,13 +108,17 @@ class Simulation:
         driver, now_us = self._driver, 0
         while True:
             self._deliver(now_us)
-            while driver.can_plan() and self._plan(now_us):
-                pass
+            while driver.can_plan() and self._timing.hold_us(now_us) < POLL_US:
+                if not self._plan(now_us):
+                    break
+            hold_us = self._timing.hold_us(now_us) // POLL_US * POLL_US
             due_us = self._next_arrival_us()
             if self._planned:
                 end_us = self._end_of_step_us()
-                if due_us is not None and due_us < end_us:
-                    now_us = max(now_us, due_us)
+                wake_us = [us for us in (due_us,) if us is not None]
+                wake_us += [now_us + hold_us] if hold_us and driver.can_plan() else []
+                if wake_us and min(wake_us) < end_us:
+                    now_us = max(now_us, min(wake_us))
                     continue
                 self._deliver(end_us)
                 self._finish(end_us)
@@ -127,26 +135,31 @@ class Simulation:
         self._note_ends(now_us)  # some may have run out of time
         if plan is None:
             return False
-        execute_us = self._step_time.execute_us(self._terms(plan), self._num_planned)
-        self._num_planned += 1
-        self._planned.append(_Planned(now_us, execute_us))
+        self._planned.append(_Planned(now_us, self._clock.execute_us(self._terms(plan))))
+        self._timing.sent(now_us + self._step_time.schedule_us)
         return True
 
     def _end_of_step_us(self) -> int:
         """Of the oldest step in flight: it begins when it is there and the worker is free."""
         oldest = self._planned[0]
-        begun_us = max(oldest.planned_us + self._step_time.schedule_us, self._free_us)
+        model = self._step_time
+        begun_us = max(oldest.planned_us + model.schedule_us, self._free_us + model.handover_us)
         return begun_us + oldest.execute_us
 
     def _finish(self, end_us: int) -> None:
-        execute_us = self._planned.popleft().execute_us
+        step, schedule_us = self._planned.popleft(), self._step_time.schedule_us
+        execute_us = step.execute_us
+        waited_us = end_us - execute_us - step.planned_us - schedule_us
         self._free_us = end_us
+        self._timing.finished(end_us, execute_us)
         self._driver.finish(execute_us)
-        self._log.append(StepNote(execute_us=execute_us, schedule_us=self._step_time.schedule_us))
+        self._log.append(
+            StepNote(execute_us=execute_us, schedule_us=schedule_us, receive_us=waited_us)
+        )
         self._note_ends(end_us)
 
     def _terms(self, plan: StepPlan) -> Terms:
-        """As `step_time.terms_of` has them."""
+        """What the step computes, once its rows are counted as written."""
         written = self._written
         for request_id in plan.preempted:
             written.pop(request_id, None)
@@ -158,8 +171,7 @@ class Simulation:
             written[request_id] = written.get(request_id, 0) + 1
         context = sum(written[request_id] for request_id in plan.decodes)
         context += sum(written[chunk.request_id] for chunk in plan.chunks)
-        decodes = len(plan.decodes)
-        return (1, int(bool(plan.chunks)), decodes, num_batched_tokens(plan) - decodes, context)
+        return terms_of_plan(plan, context)
 
     def _next_arrival_us(self) -> int | None:
         """When the next one comes, None if somebody has to end before or nobody is left."""
@@ -199,6 +211,7 @@ class Simulation:
             self._driver.cancel(request_id, CancelReason.STOP_STRING)
 
     def _arrive(self, request: SimulatedRequest, now_us: int) -> None:
+        self._timing.arrived(now_us)
         self._driver.arrive(request, now_us)
         cancellation = request.cancellation
         if cancellation is None:

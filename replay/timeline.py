@@ -29,7 +29,7 @@ from cearx.core.events import (
 from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_records import StepNote
 from cearx.replay.ledger import BY_A_RESULT, Ledger
-from cearx.replay.rows import num_batched_tokens, rows
+from cearx.replay.rows import num_attended, num_batched_tokens, rows
 from cearx.replay.trace import TraceRecord
 
 
@@ -48,6 +48,8 @@ class StepTable(msgspec.Struct, kw_only=True):
     num_prefill_tokens: "array[int]" = msgspec.field(default_factory=column)
     num_context_tokens: "array[int]" = msgspec.field(default_factory=column)
     """Tokens in KV that the rows attend to, summed over the rows."""
+    num_attended: "array[int]" = msgspec.field(default_factory=column)
+    """Pairs of a token of a chunk and one that it attends to, itself included."""
     num_running: "array[int]" = msgspec.field(default_factory=column)
     num_waiting: "array[int]" = msgspec.field(default_factory=column)
     num_held: "array[int]" = msgspec.field(default_factory=column)
@@ -65,6 +67,8 @@ class StepTable(msgspec.Struct, kw_only=True):
     turn_us: "array[int]" = msgspec.field(default_factory=column)
     apply_us: "array[int]" = msgspec.field(default_factory=column)
     deliver_us: "array[int]" = msgspec.field(default_factory=column)
+    num_in_flight: "array[int]" = msgspec.field(default_factory=column)
+    """Steps before it that were planned and not finished when it was planned."""
     head_id: "array[int]" = msgspec.field(default_factory=column)
     """Who waits first in the queue with a reason, -1 for nobody."""
     head_reason: "array[int]" = msgspec.field(default_factory=column)
@@ -324,12 +328,14 @@ class Timeline:
         steps.num_decodes.append(len(plan.decodes))
         steps.num_prefill_tokens.append(num_batched_tokens(plan) - len(plan.decodes))
         steps.num_context_tokens.append(context)
+        steps.num_attended.append(num_attended(plan))
         steps.num_running.append(ledger.num_running)
         steps.num_waiting.append(ledger.num_waiting)
         steps.num_held.append(ledger.blocks.num_held)
         steps.num_preempted.append(len(plan.preempted))
         for name in StepNote.__struct_fields__:
             getattr(steps, name).append(0)
+        steps.num_in_flight.append(len(self._index) - 1)
         head = queue_head(plan, ledger)
         steps.head_id.append(-1 if head is None else head.request_id)
         steps.head_reason.append(-1 if head is None else head.reason)

@@ -5,6 +5,7 @@ what was measured; above the error that is allowed nothing else is said. Lengths
 arrivals are the log's; step times come from a model fitted on it.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,10 +16,10 @@ from cearx.core.config import SchedulerConfig
 from cearx.core.events import Decision, Event
 from cearx.core.trace_records import StepNote
 from cearx.replay.comparison import comparison
-from cearx.replay.figures import RunFigures, request_figures, run_figures
+from cearx.replay.figures import RunFigures, request_figures, run_figures, token_times
 from cearx.replay.oracle import Recorder, SimulatedRequest
 from cearx.replay.simulation import Simulation, closed_loop, open_loop
-from cearx.replay.step_time import StepTime, fit
+from cearx.replay.step_time import NUM_STEPS_MIN, StepTime, fit
 from cearx.replay.terminal import duration, table
 from cearx.replay.timeline import Timeline
 from cearx.replay.trace import Trace
@@ -34,6 +35,12 @@ class Error(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     measured: int
     simulated: int
+    num_steps: int | None = None
+    """Steps that a percentile rests on; of too few it is shown and not judged."""
+
+    @property
+    def is_judged(self) -> bool:
+        return self.num_steps is None or self.num_steps >= NUM_STEPS_MIN
 
     @property
     def percent(self) -> float:
@@ -51,8 +58,9 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error_percent(self) -> float:
-        """The largest one of the calibration."""
-        return max((abs(error.percent) for error in self.calibration), default=0.0)
+        """The largest one of the calibration that is judged."""
+        judged = (abs(error.percent) for error in self.calibration if error.is_judged)
+        return max(judged, default=0.0)
 
 
 class _Timed:
@@ -126,10 +134,10 @@ def what_if(
             f" {config.block_size} tokens (add --set enable_prefix_caching=false)"
         )
     timeline, load = load_of(trace)
-    step_time = fit(timeline.steps)
+    step_time = fit(timeline.steps, config.pipeline_depth)
     measured = figures_of(timeline)
     simulated = simulate(config, load, step_time, arrivals)
-    calibration = _calibration(measured, simulated)
+    calibration = _calibration(measured, simulated, num_tail_steps(timeline, measured))
     result = WhatIf(
         step_time=step_time,
         calibration=calibration,
@@ -151,7 +159,20 @@ def _millitokens_per_s(figures: RunFigures) -> int:
     return figures.num_output_tokens * 1_000_000_000 // max(figures.duration_us, 1)
 
 
-def _calibration(measured: RunFigures, simulated: RunFigures) -> list[Error]:
+def num_tail_steps(timeline: Timeline, figures: RunFigures) -> int:
+    """How many steps made the tokens that came as late as the 99th percentile or later."""
+    if figures.itl_us is None:
+        return 0
+    late_us = figures.itl_us.p99
+    steps: set[int] = set()
+    for line in timeline.requests.values():
+        times = token_times(line, timeline)
+        gaps = zip(line.token_steps[1:], itertools.pairwise(times), strict=True)
+        steps.update(step for step, (before, at) in gaps if at - before >= late_us)
+    return len(steps)
+
+
+def _calibration(measured: RunFigures, simulated: RunFigures, num_tail_steps: int) -> list[Error]:
     rates = _millitokens_per_s(measured), _millitokens_per_s(simulated)
     pairs: list[tuple[str, int, int]] = [(RATE, *rates)]
     for name, left, right in (
@@ -162,7 +183,15 @@ def _calibration(measured: RunFigures, simulated: RunFigures) -> list[Error]:
         if left is not None and right is not None:
             field = name.split()[1]
             pairs.append((name, getattr(left, field), getattr(right, field)))
-    return [Error(name=name, measured=a, simulated=b) for name, a, b in pairs]
+    return [
+        Error(
+            name=name,
+            measured=a,
+            simulated=b,
+            num_steps=num_tail_steps if name.endswith("p99") else None,
+        )
+        for name, a, b in pairs
+    ]
 
 
 def print_what_if(
@@ -171,7 +200,8 @@ def print_what_if(
     """The calibration line, the model, then the comparison or a refusal."""
     errors = ", ".join(
         f"{error.name} {_shown(error.name, error.measured)} ->"
-        f" {_shown(error.name, error.simulated)} ({error.percent:+.1f} %)"
+        f" {_shown(error.name, error.simulated)} ({error.percent:+.1f} %"
+        f"{'' if error.is_judged else f', of {error.num_steps} steps, not judged'})"
         for error in result.calibration
     )
     console.print(f"calibration, measured -> simulated: {errors}")
@@ -179,8 +209,9 @@ def print_what_if(
     console.print(
         f"step time: {model.fixed:.0f} us + {model.prefill:.0f} with chunks"
         f" + {model.decode:.2f} a decode + {model.prefill_token:.2f} a prefill token"
-        f" + {model.context_token:.4f} a context token; {model.schedule_us} + {model.gap_us} us"
-        " in the core"
+        f" + {model.context_token:.4f} a context token + {model.attended:.6f} a pair attended;"
+        f" {model.schedule_us} + {model.gap_us} us in the core,"
+        f" {model.handover_us} us between steps"
     )
     if result.changed is None:
         console.print(

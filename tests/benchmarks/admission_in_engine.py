@@ -207,7 +207,8 @@ def print_what_if(point: MatrixPoint, runs: dict[str, list[Run]]) -> None:
             for r in results
             if r.changed is not None
         ]
-        worst = max((e for r in results for e in r.calibration), key=lambda e: abs(e.percent))
+        judged = [e for r in results for e in r.calibration if e.is_judged]
+        worst = max(judged, key=lambda e: abs(e.percent))
         note = f"calibration {worst.percent:+.1f} % at {worst.name}"
         start = f"{policy:<11}{other:<11}"
         if not said:

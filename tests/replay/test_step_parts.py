@@ -159,8 +159,8 @@ def test_what_if_takes_the_devices_time(tmp_path: Path) -> None:
             ),
         )
     log.writer.close()
-    model = fit(Timeline.of(CONFIG, Trace.open(tmp_path).records()).steps)
-    assert model.execute_us((1, 0, 1, 0, 10), 0) == pytest.approx(5_010, abs=2)
+    model = fit(Timeline.of(CONFIG, Trace.open(tmp_path).records()).steps, CONFIG.pipeline_depth)
+    assert model.expected_us((1, 0, 1, 0, 10, 0)) == pytest.approx(5_010, abs=2)
     assert model.schedule_us == 70 + 30 + 200 + 100
 
 

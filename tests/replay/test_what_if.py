@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -17,8 +18,9 @@ from cearx.replay.overrides import with_overrides
 from cearx.replay.simulation import Arrival, Simulation
 from cearx.replay.step_time import StepTime
 from cearx.replay.trace import Trace
+from cearx.replay.verify import fresh_scheduler
 from cearx.replay.what_if import WhatIf, figures_of, load_of, what_if
-from cearx.replay.workload import WorkloadLine, arrivals_of
+from cearx.replay.workload import WorkloadLine, arrivals_of, uniform
 
 LOAD = ("--num-requests", "150", "--output-len", "60", "--set", "num_blocks=700")
 
@@ -85,6 +87,71 @@ def test_the_policies_can_be_asked(setting: str, tmp_path: Path) -> None:
     assert predicted.ended.keys() == real.ended.keys()
     for name in ("output_tokens_per_s", "duration_us", "num_steps"):
         assert getattr(predicted, name) == pytest.approx(getattr(real, name), rel=0.05), name
+
+
+def noisy_world(seed: int) -> StepTime:
+    """A machine with jitter, a bad spell, outliers and time lost between steps."""
+    random = Random(seed)
+    factors = [random.lognormvariate(0, 0.1) for _ in range(700)]
+    factors = [f * 6 if i % 41 == 7 else f for i, f in enumerate(factors)]
+    spell = random.randint(0, 600)
+    factors[spell : spell + 80] = [1.5 * f for f in factors[spell : spell + 80]]
+    return StepTime(
+        fixed=6000,
+        prefill=1200,
+        decode=20,
+        prefill_token=9,
+        context_token=0.05,
+        attended=0.02,
+        schedule_us=90,
+        handover_us=400,
+        decode_residuals=tuple(factors),
+        prefill_residuals=tuple(random.lognormvariate(0, 0.1) for _ in range(90)),
+    )
+
+
+def played(folder: Path, admission: str, seed: int) -> Trace:
+    """What a burst of 64 brings on such a machine, where 57 of them fit at their ends."""
+    settings = [f"admission={admission}", "num_blocks=1200", "block_size=64", "pipeline_depth=2"]
+    settings += ["max_num_seqs=64", "enable_prefix_caching=false"]
+    config = with_overrides(simulate.DEFAULTS, settings)
+    writer = TraceWriter.open(folder, config, BOOT_ID, never)
+    arrivals = arrivals_of(uniform(64, 257, 1024, 0, None, 0), config, None)
+    Simulation(fresh_scheduler(config), arrivals, noisy_world(seed), writer).run()
+    writer.close()
+    return Trace.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("logged", "asked_for"), [("watermark", "forecast"), ("greedy", "watermark")]
+)
+def test_a_noisy_machine_is_seen_through(logged: str, asked_for: str, tmp_path: Path) -> None:
+    """Each calibration within 2 %, and the other policy's rate within 10 % of other noise."""
+    trace = played(tmp_path / "logged", logged, 1)
+    answer = asked(trace, "closed", f"admission={asked_for}")
+    assert answer.error_percent < 2
+    assert 300 < answer.step_time.handover_us < 500
+    before, real = answer.measured, figures_of(load_of(played(tmp_path / "real", asked_for, 2))[0])
+    assert answer.changed is not None
+    predicted = answer.changed.output_tokens_per_s
+    assert predicted == pytest.approx(real.output_tokens_per_s, rel=0.1)
+    gained = real.output_tokens_per_s - before.output_tokens_per_s
+    assert abs(gained) > 0.08 * before.output_tokens_per_s, "nothing to be predicted"
+    assert (predicted > before.output_tokens_per_s) == (gained > 0)
+
+
+def test_a_percentile_of_a_few_steps_is_not_judged(tmp_path: Path) -> None:
+    """It is shown, with how many steps it rests on."""
+    answer = asked(run(tmp_path, "--concurrency", "150"), "closed", "max_num_seqs=8")
+    last = answer.calibration[-1]
+    assert (last.name, last.is_judged) == ("ITL p99", False)
+    assert last.num_steps is not None and 0 < last.num_steps < 20
+    worse = msgspec.structs.replace(last, simulated=10 * last.measured)
+    changed = msgspec.structs.replace(answer, calibration=[*answer.calibration[:-1], worse])
+    assert changed.error_percent == answer.error_percent
+    many = msgspec.structs.replace(worse, num_steps=20)
+    changed = msgspec.structs.replace(answer, calibration=[many])
+    assert changed.error_percent == pytest.approx(900, abs=1)
 
 
 def test_calibration_repeats_stops_failures_and_cancels(tmp_path: Path) -> None:
