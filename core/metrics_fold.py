@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from cearx.core.engine import EventLog
+from cearx.core.event_log import EventLog
 from cearx.core.events import (
     Admission,
     CancelReason,

@@ -16,10 +16,12 @@ import zmq
 from cearx.core.admission import load_policy
 from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
 from cearx.core.config import CoreLaunch, scheduler_config
-from cearx.core.engine import Engine, EventLog, MessageRejected, NullLog, ended_output
+from cearx.core.engine import Engine
+from cearx.core.event_log import EventLog, NullLog
 from cearx.core.events import FinishReason
 from cearx.core.grammar_waits import GrammarWaits
 from cearx.core.link import Channel, DealerLink, configure
+from cearx.core.live_requests import MessageRejected
 from cearx.core.messages import (
     AbortLabels,
     Cancel,
@@ -40,10 +42,13 @@ from cearx.core.messages import (
     WorkerReady,
     WorkerToCore,
 )
+from cearx.core.metrics import EngineLoad
 from cearx.core.metrics_fold import MeteredLog, MetricsFold
 from cearx.core.plan_timing import PlanTiming
 from cearx.core.router_links import RouterLinks
+from cearx.core.scheduler import Scheduler
 from cearx.core.stall_watch import StallWatch
+from cearx.core.step_outputs import ended_output
 from cearx.core.step_times import StepTimes, step_note
 from cearx.core.trace_start import open_trace, require_folder
 
@@ -101,7 +106,7 @@ class CoreProcess:
                     return
                 if signal.SIGUSR1 in numbers:
                     log.info("SIGUSR1: pins the trace log", trace=self._spec.config.trace)
-                    engine.pin_log("request")
+                    engine.log.pin("request")
             while (received := self._frontends.receive()) is not None:
                 name, message = received
                 index = self._frontend_names.index(name)
@@ -115,10 +120,10 @@ class CoreProcess:
                     self._take(engine, ready, index, message)
             self._take_results(engine, metrics)
             self._plan(engine)
-            engine.flush_log()
+            engine.log.flush()
             self._worker.flush()
             self._flush_frontends(engine)
-            engine.maintain_log()  # last: nobody waits for the core here
+            engine.log.maintain(engine.scheduler.snapshot)  # last: nobody waits for the core here
             self._look_for_stall(engine)
 
     def _flush_frontends(self, engine: Engine) -> None:
@@ -135,10 +140,12 @@ class CoreProcess:
         waited = self._stalls.check(time.monotonic(), engine.num_requests > 0, engine.num_progress)
         if waited is None:
             return
-        log.error("stalled: nothing happens", seconds=round(waited, 1), state=engine.describe())
+        log.error(
+            "stalled: nothing happens", seconds=round(waited, 1), state=_describe(engine.scheduler)
+        )
         if not self._is_stall_pinned:
             self._is_stall_pinned = True
-            engine.pin_log("stall")
+            engine.log.pin("stall")
 
     def _poll_ms(self, engine: Engine) -> int | None:
         """How long to wait for messages at most, None for as long as it takes."""
@@ -149,7 +156,7 @@ class CoreProcess:
         wait_ms = STALL_CHECK_MS
         if engine.wants_step:
             wait_ms = self._hold_ms()
-        deadline_us = engine.next_deadline_us
+        deadline_us = engine.scheduler.next_deadline_us
         if deadline_us is None:
             return wait_ms
         return min(max((deadline_us - _now_us()) // 1000 + 1, 0), wait_ms)
@@ -160,17 +167,17 @@ class CoreProcess:
 
     def _plan(self, engine: Engine) -> None:
         """Tells the time when it matters, and keeps as many steps in flight as there may be."""
-        deadline_us = engine.next_deadline_us
+        deadline_us = engine.scheduler.next_deadline_us
         while (may_plan := engine.wants_step and not self._hold_ms()) or (
             deadline_us is not None and deadline_us <= _now_us()
         ):
             start_us = _now_us()
             self._send_outputs(engine.tick(start_us))
-            deadline_us = engine.next_deadline_us
+            deadline_us = engine.scheduler.next_deadline_us
             step = engine.next_step() if may_plan and engine.wants_step else None
             if step is not None:
                 planned_us = _now_us()
-                engine.flush_log()
+                engine.log.flush()
                 logged_us = _now_us()
                 self._worker.send(step)
                 self._times.sent(step.plan, start_us, planned_us, logged_us)
@@ -218,7 +225,7 @@ class CoreProcess:
     ) -> None:
         answer = EngineMetrics(
             number=number,
-            load=engine.load,
+            load=_load(engine.scheduler),
             counters=metrics.counters,
             histograms=metrics.histograms,
         )
@@ -235,7 +242,7 @@ class CoreProcess:
         elif isinstance(message, ResetPrefixCache):
             outcome = engine.reset_prefix_cache()
             log.info("prefix cache reset", freed=outcome.num_freed, in_use=outcome.num_in_use)
-            engine.flush_log()
+            engine.log.flush()
             answer = PrefixCacheWasReset(number=message.number, outcome=outcome)
             self._send(frontend_index, answer)
         elif isinstance(message, AbortLabels):
@@ -262,10 +269,10 @@ class CoreProcess:
         self._timing.finished(taken_us, result.execute_us)
         self._send_outputs(outputs)
         if step.samples_prompts:  # first tokens do not wait for the next plan
-            engine.flush_log()
+            engine.log.flush()
             self._flush_frontends(engine)
             delivered_us = _now_us()
-        engine.note_step(
+        engine.log.note_step(
             step_note(
                 step, result, taken_us=taken_us, applied_us=applied_us, delivered_us=delivered_us
             )
@@ -274,6 +281,23 @@ class CoreProcess:
     def _send_outputs(self, outputs: dict[int, list[Output]]) -> None:
         for frontend_index, batch in outputs.items():
             self._send(frontend_index, StepOutputs(outputs=tuple(batch)))
+
+
+def _load(scheduler: Scheduler) -> EngineLoad:
+    return EngineLoad(
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        num_deferred=scheduler.num_deferred,
+        num_free_blocks=scheduler.num_free_blocks,
+    )
+
+
+def _describe(scheduler: Scheduler) -> str:
+    """Where it stands, for a log line: counts only."""
+    return (
+        f"{scheduler.num_running} running, {scheduler.num_waiting} waiting,"
+        f" {scheduler.num_in_flight} steps in flight"
+    )
 
 
 def _now_us() -> int:

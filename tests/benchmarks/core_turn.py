@@ -94,14 +94,14 @@ def turns(num_running: int, folder: Path) -> list[list[float]]:
         assert isinstance(result, StepResult)
         times.append(time.perf_counter_ns())
         outputs = engine.finish_step(result)
-        engine.note_step(NOTE)
+        engine.log.note_step(NOTE)
         times.append(time.perf_counter_ns())
         for batch in outputs.values():
             to_frontend.encode(StepOutputs(outputs=tuple(batch)))
         times.append(time.perf_counter_ns())
         engine.tick(index * 8000)
         step = engine.next_step()
-        engine.flush_log()
+        engine.log.flush()
         times.append(time.perf_counter_ns())
         assert step is not None, f"nothing to plan at step {index}"
         to_worker.encode(step)

@@ -7,7 +7,7 @@ import pytest
 
 from cearx.core.block_hash import prompt_hashes, root_hash
 from cearx.core.config import SchedulerConfig
-from cearx.core.engine import Engine, MessageRejected
+from cearx.core.engine import Engine
 from cearx.core.events import (
     CancelReason,
     Decision,
@@ -21,7 +21,8 @@ from cearx.core.events import (
     StepFinished,
     StepPlan,
 )
-from cearx.core.identifiers import RequestKey
+from cearx.core.identifiers import RequestId, RequestKey
+from cearx.core.live_requests import LiveRequests, MessageRejected
 from cearx.core.messages import (
     Cancel,
     Embed,
@@ -303,11 +304,11 @@ def test_late_and_doubled_results_are_rejected() -> None:
 
 
 def test_decisions_are_flushed_before_they_leave() -> None:
-    """Behind `next_step`, `flush_log` makes the plan safe and every input before it."""
+    """Behind `next_step`, flushing the log makes the plan safe and every input before it."""
     driver = Driver()
     driver.submit(1, range(5))
     step = driver.plan()
-    driver.engine.flush_log()
+    driver.engine.log.flush()
     assert driver.log.records[driver.log.num_flushed - 1] is step.plan
     kinds = [type(r) for r in driver.log.records]
     assert kinds[0] is RequestArrived
@@ -344,11 +345,11 @@ def test_progress_is_what_happens_for_somebody() -> None:
 def test_a_repeated_part_of_a_prompt_is_no_progress() -> None:
     """Requests that take each other's blocks in turns stand still, however busy they are."""
     driver = Driver()
-    driver.submit(1, range(10))
-    (request_id,) = driver.engine._requests
+    requests, request_id = LiveRequests(driver.config), RequestId(5)
+    requests.add(request_id, 0, driver.message(1, range(10), 8, GREEDY))
 
     def goes_on(start: int, num_tokens: int) -> bool:
-        return driver.engine._goes_on(
+        return requests.goes_on(
             PrefillChunk(request_id=request_id, start=start, num_tokens=num_tokens, samples=False)
         )
 

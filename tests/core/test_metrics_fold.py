@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_run import CONFIGS, RandomRun
 
 from cearx.core.config import SchedulerConfig
-from cearx.core.engine import NullLog
+from cearx.core.event_log import NullLog
 from cearx.core.events import (
     CancelReason,
     CancelRequested,

@@ -18,10 +18,10 @@ from frontend_server import (
     frontend_server,
 )
 
-from cearx.core.engine import ended_output
 from cearx.core.events import FinishReason
 from cearx.core.identifiers import RequestKey
 from cearx.core.messages import unpack_tokens
+from cearx.core.step_outputs import ended_output
 from cearx.frontend.choice import Choice
 from cearx.frontend.detokenizer import IncrementalDetokenizer
 from cearx.frontend.errors import ApiError

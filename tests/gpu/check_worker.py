@@ -25,7 +25,8 @@ import torch
 
 from cearx.core.block_hash import root_hash
 from cearx.core.config import ModelFiles, SchedulerConfig, WorkerConfig, WorkerLaunch
-from cearx.core.engine import Engine, NullLog
+from cearx.core.engine import Engine
+from cearx.core.event_log import NullLog
 from cearx.core.events import Admission, BlocksGranted, PrefillChunk, StepPlan
 from cearx.core.identifiers import BlockId, RequestId, RequestKey, StepId
 from cearx.core.messages import ExecuteStep, NewRequest, SamplingParams, Submit, pack_tokens

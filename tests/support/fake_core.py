@@ -11,7 +11,6 @@ import msgspec
 import zmq
 
 from cearx.core.child import endpoint
-from cearx.core.engine import prompt_output
 from cearx.core.events import CancelReason, FinishReason, PrefixCacheEmptied
 from cearx.core.identifiers import RequestKey
 from cearx.core.link import Channel, configure
@@ -36,6 +35,7 @@ from cearx.core.messages import (
     unpack_tokens,
 )
 from cearx.core.metrics import Counters, EngineLoad, Histograms
+from cearx.core.step_outputs import prompt_output
 
 
 class Reply(msgspec.Struct, kw_only=True):

@@ -14,7 +14,8 @@ import torch
 
 from cearx.core.block_hash import prompt_hashes, root_hash
 from cearx.core.config import SchedulerConfig
-from cearx.core.engine import Engine, NullLog
+from cearx.core.engine import Engine
+from cearx.core.event_log import NullLog
 from cearx.core.events import CancelReason, FinishReason
 from cearx.core.identifiers import RequestKey
 from cearx.core.messages import (

@@ -7,7 +7,8 @@ import torch
 
 from cearx.core.block_hash import prompt_hashes, root_hash
 from cearx.core.config import SchedulerConfig
-from cearx.core.engine import Engine, NullLog
+from cearx.core.engine import Engine
+from cearx.core.event_log import NullLog
 from cearx.core.identifiers import RequestKey
 from cearx.core.messages import Pooling, SamplingParams, StepResult, Submit, pack_tokens
 from cearx.worker.batch_inputs import BatchInputsBuilder

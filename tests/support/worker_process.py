@@ -13,7 +13,8 @@ import zmq
 from cearx.core.block_hash import root_hash
 from cearx.core.child import encode_launch, endpoint
 from cearx.core.config import ModelFiles, SchedulerConfig, WorkerConfig, WorkerLaunch
-from cearx.core.engine import Engine, NullLog
+from cearx.core.engine import Engine
+from cearx.core.event_log import NullLog
 from cearx.core.events import StepPlan
 from cearx.core.identifiers import RequestId, RequestKey, StepId
 from cearx.core.link import Channel, DealerLink, configure
