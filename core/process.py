@@ -14,6 +14,7 @@ import structlog
 import zmq
 
 from cearx.core.admission import load_policy
+from cearx.core.books import Books
 from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch, signal_fd
 from cearx.core.config import CoreLaunch, scheduler_config
 from cearx.core.engine import Engine
@@ -46,7 +47,6 @@ from cearx.core.metrics import EngineLoad
 from cearx.core.metrics_fold import MeteredLog, MetricsFold
 from cearx.core.plan_timing import PlanTiming
 from cearx.core.router_links import RouterLinks
-from cearx.core.scheduler import Scheduler
 from cearx.core.stall_watch import StallWatch
 from cearx.core.step_outputs import ended_output
 from cearx.core.step_times import StepTimes, step_note
@@ -141,7 +141,9 @@ class CoreProcess:
         if waited is None:
             return
         log.error(
-            "stalled: nothing happens", seconds=round(waited, 1), state=_describe(engine.scheduler)
+            "stalled: nothing happens",
+            seconds=round(waited, 1),
+            state=_describe(engine.scheduler.books),
         )
         if not self._is_stall_pinned:
             self._is_stall_pinned = True
@@ -225,7 +227,7 @@ class CoreProcess:
     ) -> None:
         answer = EngineMetrics(
             number=number,
-            load=_load(engine.scheduler),
+            load=_load(engine.scheduler.books),
             counters=metrics.counters,
             histograms=metrics.histograms,
         )
@@ -283,20 +285,20 @@ class CoreProcess:
             self._send(frontend_index, StepOutputs(outputs=tuple(batch)))
 
 
-def _load(scheduler: Scheduler) -> EngineLoad:
+def _load(books: Books) -> EngineLoad:
     return EngineLoad(
-        num_running=scheduler.num_running,
-        num_waiting=scheduler.num_waiting,
-        num_deferred=scheduler.num_deferred,
-        num_free_blocks=scheduler.num_free_blocks,
+        num_running=len(books.running),
+        num_waiting=len(books.waiting),
+        num_deferred=sum(request.num_pending > 0 for request in books.waiting),
+        num_free_blocks=books.pool.num_free,
     )
 
 
-def _describe(scheduler: Scheduler) -> str:
-    """Where it stands, for a log line: counts only."""
+def _describe(books: Books) -> str:
+    """Where the scheduler stands, for a log line: counts only."""
     return (
-        f"{scheduler.num_running} running, {scheduler.num_waiting} waiting,"
-        f" {scheduler.num_in_flight} steps in flight"
+        f"{len(books.running)} running, {len(books.waiting)} waiting,"
+        f" {len(books.steps.in_flight)} steps in flight"
     )
 
 

@@ -18,7 +18,7 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import RequestId
-from cearx.core.scheduler import SchedulerState
+from cearx.core.scheduler_state import SchedulerState
 from cearx.core.trace_records import StepNote, TraceSnapshot
 from cearx.replay.trace import TraceRecord
 

@@ -18,7 +18,8 @@ from cearx.core.events import (
     StepPlan,
 )
 from cearx.core.identifiers import RequestId, StepId
-from cearx.core.scheduler import Scheduler, SchedulerState
+from cearx.core.scheduler import Scheduler
+from cearx.core.scheduler_state import SchedulerState
 from cearx.core.trace_format import TraceIncompatible
 from cearx.core.trace_records import StepNote, TraceGap, TraceSnapshot
 from cearx.replay.snapshot_cost import require_bounded

@@ -156,7 +156,7 @@ class Stepper:
         self.now_us = 0
         for index in range(num_running):
             self.scheduler.apply(arrival(index, 8, ()))
-        while self.scheduler.num_waiting:
+        while len(self.scheduler.books.waiting):
             self()
         self()
 

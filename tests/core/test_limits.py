@@ -129,7 +129,7 @@ def test_hits_are_counted_and_a_reset_forgets() -> None:
     for _ in range(2):
         simulated.arrive([1] * 9, 6)
         simulated.drain()
-    totals = simulated.scheduler.totals
+    totals = simulated.scheduler.books.totals
     assert (totals.num_lookup_tokens, totals.num_hit_tokens) == (18, 8)
     running = simulated.arrive([1] * 9, 20)
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_recomputed_tokens_are_counted() -> None:
             preempted_at = simulated.checker.live[plan.preempted[0]].lost
         recomputed += sum(a.num_recomputed_tokens for a in plan.admitted)
         simulated.finish()
-    assert preempted_at == recomputed == simulated.scheduler.totals.num_recomputed_tokens > 8
+    assert preempted_at == recomputed == simulated.scheduler.books.totals.num_recomputed_tokens > 8
 
 
 def test_an_unchanged_batch_is_the_same_tuple() -> None:

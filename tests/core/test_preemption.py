@@ -94,7 +94,7 @@ def test_thrashing_is_bounded() -> None:
         for text in range(6):
             simulated.arrive([text % 5] * 9, 30)
         run_to_the_end(simulated)
-        totals = simulated.scheduler.totals
+        totals = simulated.scheduler.books.totals
         assert totals.num_preemptions <= 30
         assert totals.num_recomputed_tokens <= 6 * 30 * 4
         assert len(simulated.ended) == 6

@@ -236,7 +236,8 @@ def test_500_aborts_leave_an_idle_pool() -> None:
         cancelled = list(run.engine.ended.values()).count(FinishReason.CANCELLED)
     run.engine.drain()
     assert run.engine.scheduler.books.pool.num_free == SMALL.num_blocks
-    assert not run.engine.scheduler.num_running and not run.engine.scheduler.num_waiting
+    books = run.engine.scheduler.books
+    assert not len(books.running) and not len(books.waiting)
 
 
 def test_the_same_seed_gives_the_same_run() -> None:

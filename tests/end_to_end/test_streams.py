@@ -163,5 +163,5 @@ def test_500_aborts_leave_the_pool_idle(tmp_path: Path) -> None:
         done = replay(server.trace_log, hash_seed="77")
         assert done.returncode == 0, done.stdout
         scheduler = final_scheduler(server.trace_log)
-        assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+        assert (len(scheduler.books.running), len(scheduler.books.waiting)) == (0, 0)
         assert scheduler.books.pool.num_free == scheduler.config.num_blocks

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from random_run import SMALL
 from trace_samples import BOOT_ID, SegmentedRun, write_segments
 
-from cearx.core.scheduler import Scheduler, SchedulerState
+from cearx.core.scheduler import Scheduler
+from cearx.core.scheduler_state import SchedulerState
 from cearx.core.trace_batch import split
 from cearx.core.trace_format import (
     HEADER_BYTES,

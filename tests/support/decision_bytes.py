@@ -93,7 +93,7 @@ class FaultyRun:
         self.digests.states.update(engine.scheduler.snapshot())
         engine.drain()
         self.num_steps += engine.checker.num_steps
-        totals = engine.scheduler.totals
+        totals = engine.scheduler.books.totals
         self.counts["preemptions"] += totals.num_preemptions
         self.counts["recomputed"] += totals.num_recomputed_tokens
         self.counts["cached"] += totals.num_hit_tokens

@@ -32,6 +32,8 @@ MODULES = (  # in an order in which each imports only what stands before it
     "chunk_planning",
     "admitting",
     "planner",
+    "refusals",
+    "scheduler_state",
     "scheduler",
 )
 
@@ -280,9 +282,9 @@ MUTATIONS = [
     ),
     Mutation(
         "queue_has_no_end",
-        "scheduler",
-        "        elif 0 < config.max_num_queued_reqs <= num_queued:",
-        "        elif 0 < config.max_num_queued_reqs < num_queued:",
+        "refusals",
+        "    elif 0 < config.max_num_queued_reqs <= num_queued:",
+        "    elif 0 < config.max_num_queued_reqs < num_queued:",
     ),
     Mutation(
         "no_cap_on_a_prompt",

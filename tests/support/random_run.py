@@ -126,7 +126,7 @@ class RandomRun:
         engine.finish(stopped, failed, 6_000 + 90 * num_tokens + random.randint(0, 900))
 
     def _events(self) -> None:
-        waiting = self.engine.scheduler.num_waiting
+        waiting = len(self.engine.scheduler.books.waiting)
         if self.random.random() < (0.25 if waiting < 4 else 0.02):
             for _ in range(self.random.randint(1, 4)):
                 self._arrive()

@@ -107,7 +107,7 @@ def run_burst(
         while scheduler.has_work() and (plan := scheduler.plan()) is not None:
             in_flight.append(plan)
             num_steps += 1
-            max_running = max(max_running, scheduler.num_running)
+            max_running = max(max_running, len(scheduler.books.running))
         plan = in_flight.popleft()
         step_us = device.step_us(plan)
         now_us += step_us
@@ -115,8 +115,8 @@ def run_burst(
         num_ended += len(scheduler.apply(finished))
     return Burst(
         tokens_per_s=total * num_output_tokens / now_us * 1e6,
-        num_preemptions=scheduler.totals.num_preemptions,
-        num_recomputed_tokens=scheduler.totals.num_recomputed_tokens,
+        num_preemptions=scheduler.books.totals.num_preemptions,
+        num_recomputed_tokens=scheduler.books.totals.num_recomputed_tokens,
         num_steps=num_steps,
         max_running=max_running,
     )
