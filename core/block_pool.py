@@ -1,4 +1,4 @@
-"""The pool of KV blocks: who holds which, which contents are cached, which go next.
+"""The pool of KV blocks: who holds which, which are cached, which go next.
 
 Pure bookkeeping over integers, driven by the scheduler only. A block is in exactly one of three
 places: held (reference count > 0), cached (nobody holds it, its content can be found by hash) or
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from cearx.core.identifiers import BlockHash, BlockId
+from cearx.core.prefix_index import PrefixIndex
 
 
 class BlockPoolState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -29,12 +30,12 @@ class BlockPoolState(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
 
 class BlockPool:
-    """`num_blocks` interchangeable blocks with reference counts and a prefix index."""
+    """`num_blocks` interchangeable blocks with reference counts and a `PrefixIndex`."""
 
     def __init__(self, num_blocks: int) -> None:
         self._ref_counts = [0] * num_blocks
-        self._hashes: list[BlockHash | None] = [None] * num_blocks
-        self._by_hash: dict[BlockHash, BlockId] = {}
+        self.index = PrefixIndex([None] * num_blocks)
+        """What can be found; holders stand here."""
         self._blank = [BlockId(block) for block in range(num_blocks - 1, -1, -1)]
         self._cached: OrderedDict[BlockId, None] = OrderedDict()
 
@@ -43,40 +44,20 @@ class BlockPool:
         """Blocks that `take` could give now: blank and cached ones."""
         return len(self._blank) + len(self._cached)
 
-    def find(self, hashes: Sequence[BlockHash], limit: int) -> list[BlockId]:
-        """The blocks of the longest known chain that starts `hashes`, at most `limit` of them."""
-        found: list[BlockId] = []
-        for block_hash in hashes[:limit]:
-            block = self._by_hash.get(block_hash)
-            if block is None:
-                break
-            found.append(block)
-        return found
-
     def num_cached(self, block_ids: Iterable[BlockId]) -> int:
         """How many of these are held by nobody, so that sharing them uses up free blocks."""
         return sum(self._ref_counts[block] == 0 for block in block_ids)
 
-    def is_sole(self, block: BlockId) -> bool:
-        """Whether one holder only has it."""
-        return self._ref_counts[block] == 1
+    def num_holders(self, block: BlockId) -> int:
+        return self._ref_counts[block]
 
     def num_freed_by(self, tables: Iterable[Iterable[BlockId]]) -> int:
         """How many blocks become free when all these holders let go."""
         counts = Counter(block for table in tables for block in table)
         return sum(self._ref_counts[block] == count for block, count in counts.items())
 
-    def num_held_by_others(self, block_ids: Iterable[BlockId]) -> int:
-        """How many leading ones of a request's blocks somebody else holds as well."""
-        count = 0
-        for block in block_ids:
-            if self._ref_counts[block] == 1:
-                break
-            count += 1
-        return count
-
     def share(self, block_ids: Iterable[BlockId]) -> None:
-        """One more holder for blocks that `find` returned."""
+        """One more holder for blocks that the index found."""
         for block in block_ids:
             if self._ref_counts[block] == 0:
                 del self._cached[block]
@@ -94,10 +75,7 @@ class BlockPool:
                 block = self._blank.pop()
             else:
                 block, _none = self._cached.popitem(last=False)
-                evicted = self._hashes[block]
-                assert evicted is not None, f"cached block {block} has no hash"
-                del self._by_hash[evicted]
-                self._hashes[block] = None
+                self.index.drop(block)
             self._ref_counts[block] = 1
             taken.append(block)
         return taken
@@ -105,9 +83,7 @@ class BlockPool:
     def publish(self, block: BlockId, block_hash: BlockHash) -> None:
         """Makes a held block findable; a second block of equal content stays private."""
         assert self._ref_counts[block] > 0, f"publish of block {block}, which nobody holds"
-        if block_hash not in self._by_hash and self._hashes[block] is None:
-            self._by_hash[block_hash] = block
-            self._hashes[block] = block_hash
+        self.index.add(block, block_hash)
 
     def release(self, block_ids: Sequence[BlockId]) -> None:
         """One holder less, from the chain's tail, so that a prefix outlives what follows it."""
@@ -115,7 +91,7 @@ class BlockPool:
             assert self._ref_counts[block] > 0, f"double free of block {block}"
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
-                if self._hashes[block] is None:
+                if self.index.content(block) is None:
                     self._blank.append(block)
                 else:
                     self._cached[block] = None
@@ -128,14 +104,13 @@ class BlockPool:
         num_freed = len(self._cached)
         self._blank.extend(reversed(self._cached))
         self._cached.clear()
-        self._by_hash.clear()
-        self._hashes = [None] * len(self._hashes)
+        self.index.clear()
         return num_freed
 
     def snapshot(self) -> BlockPoolState:
         return BlockPoolState(
             ref_counts=tuple(self._ref_counts),
-            hashes=tuple(self._hashes),
+            hashes=self.index.snapshot(),
             blank=tuple(self._blank),
             cached=tuple(self._cached),
         )
@@ -144,12 +119,7 @@ class BlockPool:
     def restore(cls, state: BlockPoolState) -> "BlockPool":
         pool = cls(0)
         pool._ref_counts = list(state.ref_counts)
-        pool._hashes = list(state.hashes)
-        pool._by_hash = {
-            block_hash: BlockId(block)
-            for block, block_hash in enumerate(state.hashes)
-            if block_hash is not None
-        }
+        pool.index = PrefixIndex(state.hashes)
         pool._blank = list(state.blank)
         pool._cached = OrderedDict.fromkeys(state.cached)
         return pool

@@ -144,6 +144,6 @@ def blocks_needed(books: Books, request: Request) -> tuple[list[BlockId], int, i
     pool = books.pool
     # The last known token is always computed, because its logits are needed.
     limit = (request.num_promised - 1) // books.config.block_size
-    hits = pool.find(request.block_hashes, limit)
+    hits = pool.index.find(request.block_hashes, limit)
     need = books.num_blocks(request.num_promised) - len(hits)
     return hits, need, pool.num_free - pool.num_cached(hits)

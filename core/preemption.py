@@ -16,7 +16,11 @@ def recompute_cost(request: Request, num_scheduled: int, pool: BlockPool, block_
     Leading blocks that others hold as well stay; its own published ones are the first to be taken
     by whoever needed room, so they count as lost.
     """
-    num_kept = pool.num_held_by_others(request.block_ids) * block_size
+    num_kept = 0
+    for block in request.block_ids:
+        if pool.num_holders(block) == 1:
+            break
+        num_kept += block_size
     return max(num_scheduled - num_kept, 0)
 
 
@@ -33,7 +37,7 @@ def choose_victim(
     for request, num_scheduled in running:
         if request.order <= after or request.state is RequestState.FINISHING:
             continue
-        if not pool.is_sole(request.block_ids[-1]):
+        if pool.num_holders(request.block_ids[-1]) > 1:
             continue
         has_got_on = num_scheduled > request.num_admitted_tokens
         cost = recompute_cost(request, num_scheduled, pool, block_size)

@@ -28,6 +28,7 @@ PURE_MODULES = (
     "cearx.core.planner",
     "cearx.core.preemption",
     "cearx.core.prefill_pace",
+    "cearx.core.prefix_index",
     "cearx.core.refusals",
     "cearx.core.request",
     "cearx.core.scheduler",

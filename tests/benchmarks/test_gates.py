@@ -203,8 +203,8 @@ def test_prefix_lookup(gate: Gate) -> None:
     blocks = scheduler.books.pool.take(len(hashes))
     for block, block_hash in zip(blocks, hashes, strict=True):
         scheduler.books.pool.publish(block, block_hash)
-    assert len(scheduler.books.pool.find(hashes, 255)) == 255
-    gate.hold(lambda: scheduler.books.pool.find(hashes, 255))
+    assert len(scheduler.books.pool.index.find(hashes, 255)) == 255
+    gate.hold(lambda: scheduler.books.pool.index.find(hashes, 255))
 
 
 def test_prompt_hashes_of_4096_tokens(gate: Gate) -> None:

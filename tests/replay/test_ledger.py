@@ -34,7 +34,7 @@ def check_same(ledger: Ledger, scheduler: Scheduler) -> None:
     assert blocks.num_held == sum(count > 0 for count in pool._ref_counts)
     assert blocks.num_free == pool.num_free
     assert blocks.num_cached == len(pool._cached)
-    assert [blocks.content(b) for b in range(len(pool._hashes))] == pool._hashes
+    assert [blocks.content(b) for b in range(len(pool._ref_counts))] == list(pool.index.snapshot())
 
 
 def run(config: SchedulerConfig, seed: int, num_steps: int) -> list[Event | Decision]:

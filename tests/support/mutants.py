@@ -13,6 +13,7 @@ from types import ModuleType
 from cearx.core.scheduler import Scheduler
 
 MODULES = (  # in an order in which each imports only what stands before it
+    "prefix_index",
     "block_pool",
     "request",
     "waiting_queue",
@@ -205,8 +206,8 @@ MUTATIONS = [
     ),
     Mutation(
         "keeps_the_hash_of_an_evicted_block",
-        "block_pool",
-        "                del self._by_hash[evicted]\n",
+        "prefix_index",
+        "        del self._by_hash[evicted]\n",
         "",
     ),
     Mutation(

@@ -414,11 +414,11 @@ def check_internals(scheduler: Scheduler, model: DecisionChecker) -> None:
     assert places == list(range(scheduler.config.num_blocks)), f"lost or doubled blocks: {places}"
     assert set(held) == model.held(), f"held: {set(held)}, should be {model.held()}"
     for block in pool._blank:
-        assert pool._hashes[block] is None, f"blank block {block} has a hash"
+        assert pool.index.content(block) is None, f"blank block {block} has a hash"
     for block in pool._cached:
-        assert pool._hashes[block] is not None, f"cached block {block} has no hash"
-    index = {h: block for block, h in enumerate(pool._hashes) if h is not None}
-    assert index == pool._by_hash, "the prefix index and the blocks' hashes do not agree"
+        assert pool.index.content(block) is not None, f"cached block {block} has no hash"
+    index = {h: block for block, h in enumerate(pool.index.snapshot()) if h is not None}
+    assert index == pool.index._by_hash, "the prefix index and the blocks' hashes do not agree"
     assert all(not request.block_ids for request in waiting), "a waiting request holds blocks"
     assert all(r.state == RequestState.WAITING for r in waiting), "state of waiting"
     assert [r.request_id for r in waiting] == [r.request_id for r in model.waiting()], "order"
