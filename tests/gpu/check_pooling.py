@@ -56,7 +56,9 @@ def main() -> int:
         engine = LocalEngine(
             None,  # type: ignore[arg-type]
             config,
-            make_runner=lambda plan, graphs=graphs: small_runner(decoder, plan, graphs=graphs),
+            make_runner=lambda plan, graphs=graphs: small_runner(
+                decoder, plan, "graph" if graphs else "eager"
+            ),
             **SIZES,
         )
         for pooling in POOLINGS:

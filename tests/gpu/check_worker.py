@@ -1,8 +1,8 @@
 """Checks and times the CUDA worker on a GPU: tokens of all ways to run, and a step's anatomy.
 
 Owns a measurement, not a test: run it by hand on a machine with a GPU, without HTTP and sockets.
-First a small model in bfloat16: eager, captured and pipelined steps must agree, under a roomy and a
-tiny KV pool, and its logits must be those of the CPU within bfloat16's rounding. Then each model's
+First a small model in bfloat16: steps that are launched kernel by kernel, captured and pipelined
+must agree, and its logits must be those of the CPU within bfloat16's rounding. Then each model's
 start-up, decode steps, prefills and kernels. Results are printed and written to --output as JSON.
 
     python tests/gpu/check_worker.py --models qwen3_8b qwen3_0.6b --output check.json
@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).parents[2] / ".typing"))
 
@@ -166,20 +166,26 @@ def decode_step(count: int) -> ExecuteStep:
     return ExecuteStep(plan=plan, new_requests=(), ended=())
 
 
-def small_runner(decoder: DeviceDecoder, config: SchedulerConfig, *, graphs: bool) -> CudaRunner:
+def small_runner(
+    decoder: DeviceDecoder, config: SchedulerConfig, steps: Literal["eager", "launched", "graph"]
+) -> CudaRunner:
+    """Steps of their own size, or those that graphs hold, kernel by kernel or captured."""
     sizes = StepSizes(config.block_size, config.max_num_seqs, config.max_num_batched_tokens)
     model = build_model(decoder, sizes, config.max_model_len)
     model.allocate_kv(config.num_blocks)
     runner = build_runner(model, sizes, config.max_model_len)
-    if graphs:
-        warm_up(runner, sizes, config.num_blocks, config.max_model_len)
-        captured = StepGraphs(
-            decode_graph_sizes((1, 2, 4, 8), sizes.max_num_seqs), torch.cuda.current_stream()
-        )
-        captured.capture(model.decode, lambda *_: None)
-        padded = runner.padded_steps(padded_step_sizes(sizes.max_num_batched_tokens))
-        padded.capture(torch.cuda.current_stream(), lambda *_: None)
-        runner.graphs, runner.padded = captured, padded
+    if steps == "eager":
+        return runner
+    warm_up(runner, sizes, config.num_blocks, config.max_model_len)
+    stream = torch.cuda.current_stream()
+    graphs = StepGraphs(decode_graph_sizes((1, 2, 4, 8), sizes.max_num_seqs), stream)
+    padded = runner.padded_steps(padded_step_sizes(sizes.max_num_batched_tokens))
+    if steps == "graph":
+        graphs.capture(model.decode, lambda *_: None)
+        padded.capture(stream, lambda *_: None)
+    else:
+        graphs.replay = model.decode  # type: ignore[method-assign]
+    runner.graphs, runner.padded = graphs, padded
     return runner
 
 
@@ -204,14 +210,15 @@ def check_small(name: str, device: torch.device, *, fp8: bool = False) -> dict[s
     ]
     found: dict[str, Any] = {}
     roomy = {"num_blocks": 400, "pipeline_depth": 2}
-    runs: dict[str, tuple[dict[str, int], bool]] = {
-        "eager": ({**roomy, "pipeline_depth": 1}, False),
-        "graph": ({**roomy, "pipeline_depth": 1}, True),
-        "pipelined": (roomy, True),
-        "preempting": ({**roomy, "num_blocks": 40}, True),
+    runs: dict[str, tuple[dict[str, int], Literal["eager", "launched", "graph"]]] = {
+        "eager": ({**roomy, "pipeline_depth": 1}, "eager"),
+        "launched": ({**roomy, "pipeline_depth": 1}, "launched"),
+        "graph": ({**roomy, "pipeline_depth": 1}, "graph"),
+        "pipelined": (roomy, "graph"),
+        "preempting": ({**roomy, "num_blocks": 40}, "graph"),
     }
     tokens: dict[str, dict[str, list[list[int]]]] = {}
-    for run, (options, graphs) in runs.items():
+    for run, (options, steps) in runs.items():
         plan = SchedulerConfig(
             block_size=16 if run == "preempting" else 64,
             max_model_len=512,
@@ -221,19 +228,21 @@ def check_small(name: str, device: torch.device, *, fp8: bool = False) -> dict[s
             admission="greedy",
             **options,  # type: ignore[arg-type]
         )
-        runner = small_runner(decoder, plan, graphs=graphs)
+        runner = small_runner(decoder, plan, steps)
         tokens[run] = {}
         for kind, params in (("greedy", greedy), ("mixed", mixed)):
             tokens[run][kind], preempted = generate(runner, plan, prompts, params, 40)
             found[f"{run} preemptions"] = preempted
         del runner
         torch.cuda.empty_cache()
-    for run in ("graph", "pipelined", "preempting"):
+    # The same kernels on the same sizes must give the same tokens; other sizes round otherwise.
+    pairs = [("graph", "launched"), ("pipelined", "graph"), ("preempting", "graph")]
+    for run, other in [*pairs, ("graph", "eager")]:
         for kind in ("greedy", "mixed"):
-            pairs = zip(tokens["eager"][kind], tokens[run][kind], strict=True)
-            equal = [common_prefix(a, b) for a, b in pairs]
-            found[f"{run} = eager, {kind}"] = f"{sum(n == 40 for n in equal)}/{len(equal)} requests"
-            found[f"{run} first difference, {kind}"] = min(equal)
+            both = zip(tokens[other][kind], tokens[run][kind], strict=True)
+            equal = [common_prefix(a, b) for a, b in both]
+            found[f"{run} = {other}, {kind}"] = f"{sum(n == 40 for n in equal)}/{len(equal)}"
+            found[f"{run} = {other} first difference, {kind}"] = min(equal)
     found["logits"] = compare_logits(decoder, cpu_model, config, prompts[:4])
     return found
 
@@ -410,6 +419,8 @@ def time_model(name: str, device: torch.device, out: Path) -> dict[str, Any]:
     }
     print("\n".join(found["memory"]), found["stages s"], flush=True)
     for count, length in PREFILLS:
+        if count * length > sizes.max_num_batched_tokens:
+            continue
         found[f"prefill {count}x{length}"] = time_prefill(
             started.runner, count, length, sizes.block_size
         )

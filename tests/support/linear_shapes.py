@@ -62,13 +62,12 @@ class Operands:
         self.wide_TN = torch.empty(num_tokens, rows, device="cuda", dtype=torch.bfloat16)
         columns = rows // 2 if product.kind == "norm_gate_up" else rows
         self.out_TN = torch.zeros(num_tokens, columns, device="cuda", dtype=torch.bfloat16)
-        squares_TP = self.x_TK.float().square().unflatten(1, (-1, width // PARTS)).sum(-1)
-        scaled_TK = (self.x_TK.float() * self.norm_K.float()).bfloat16()
-        self.rows = ScaledRows(scaled_TK, squares_TP.t().contiguous(), EPS)
+        squares_PT = torch.empty(PARTS, num_tokens, dtype=torch.float32, device="cuda")
+        self.rows = ScaledRows(torch.empty_like(self.x_TK), squares_PT, EPS)
+        self._leave_rows()
         squares = torch.empty(MAX_SQUARES, dtype=torch.float32, device="cuda")
         next_weight_N = torch.ones(rows, dtype=torch.bfloat16, device="cuda")
         self.next_norm = NextNorm(next_weight_N, EPS, torch.empty_like(self.wide_TN), squares)
-
         self.rounded = RoundedRows.allocate(
             num_tokens, width, columns, torch.bfloat16, self.x_TK.device
         )
@@ -113,8 +112,16 @@ class Operands:
             assert isinstance(weight, torch.Tensor), "a head is not rounded"
             layer_linear.linear(self.x_TK, weight, self.out_TN)
 
+    def _leave_rows(self) -> None:
+        """What a product before `x_TK`'s norm would have left of it."""
+        x_TK = self.x_TK.float()
+        self.rows.scaled_TE.copy_(x_TK * self.norm_K.float())
+        squares_TK = torch.nn.functional.pad(x_TK.square(), (0, -x_TK.shape[1] % PARTS))
+        self.rows.squares_PT.copy_(squares_TK.unflatten(1, (PARTS, -1)).sum(-1).t())
+
     def relative_error(self, weight: Weight, replay: Callable[[], None] | None = None) -> float:
         """Of one run, or replay of one, into poisoned or zeroed outputs, against float32."""
+        self._leave_rows()
         self.out_TN.fill_(0 if self.product.kind == "linear_add" else torch.nan)
         self.scratch_TK.fill_(torch.nan)
         self.wide_TN.fill_(torch.nan)
