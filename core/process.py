@@ -9,7 +9,6 @@ import os
 import signal
 import time
 
-import msgspec
 import structlog
 import zmq
 
@@ -19,36 +18,22 @@ from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch
 from cearx.core.config import CoreLaunch, scheduler_config
 from cearx.core.engine import Engine
 from cearx.core.event_log import EventLog, NullLog
-from cearx.core.events import FinishReason
-from cearx.core.grammar_waits import GrammarWaits
+from cearx.core.frontend_desk import FrontendDesk, Links
 from cearx.core.link import Channel, DealerLink, configure
 from cearx.core.live_requests import MessageRejected
 from cearx.core.messages import (
-    AbortLabels,
-    Cancel,
-    CoreToFrontend,
     CoreToWorker,
-    EngineMetrics,
     EngineReady,
     FrontendToCore,
     GrammarPrepared,
-    Output,
-    PrefixCacheWasReset,
-    ReadMetrics,
-    ResetPrefixCache,
-    StepOutputs,
     StepResult,
-    Submit,
-    Vocabulary,
     WorkerReady,
     WorkerToCore,
 )
-from cearx.core.metrics import EngineLoad
 from cearx.core.metrics_fold import MeteredLog, MetricsFold
 from cearx.core.plan_timing import PlanTiming
 from cearx.core.router_links import RouterLinks
 from cearx.core.stall_watch import StallWatch
-from cearx.core.step_outputs import ended_output
 from cearx.core.step_times import StepTimes, step_note
 from cearx.core.trace_start import open_trace, require_folder
 
@@ -66,7 +51,7 @@ class CoreProcess:
     def __init__(self, spec: CoreLaunch, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._spec = spec
         self._frontend_names = [f"frontend-{index}" for index in range(spec.frontends)]
-        self._frontends: RouterLinks[CoreToFrontend, FrontendToCore] = RouterLinks(
+        self._frontends: Links = RouterLinks(
             context,
             endpoint(spec.runtime_dir, "frontends"),
             spec.boot_id,
@@ -83,7 +68,6 @@ class CoreProcess:
         self._poller = zmq.Poller()
         for waitable in (socket, self._frontends.socket, self._stop_fd):
             self._poller.register(waitable, zmq.POLLIN)
-        self._grammar_waits = GrammarWaits()
         self._times = StepTimes()
         self._timing = PlanTiming()
         self._stalls = StallWatch()
@@ -98,7 +82,19 @@ class CoreProcess:
             if isinstance(message, WorkerReady):
                 return message
 
-    def run(self, engine: Engine, ready: EngineReady, metrics: MetricsFold) -> None:
+    def open_desk(self, engine: Engine, ready: EngineReady, metrics: MetricsFold) -> FrontendDesk:
+        """From here on frontends are answered."""
+        return FrontendDesk(
+            self._frontends,
+            self._frontend_names,
+            engine,
+            ready,
+            metrics,
+            send_to_worker=self._worker.send,
+            on_arrival=self._timing.arrived,
+        )
+
+    def run(self, engine: Engine, desk: FrontendDesk) -> None:
         while True:
             if self._stop_fd in dict(self._poller.poll(self._poll_ms(engine))):
                 numbers = self._signals()
@@ -107,30 +103,14 @@ class CoreProcess:
                 if signal.SIGUSR1 in numbers:
                     log.info("SIGUSR1: pins the trace log", trace=self._spec.config.trace)
                     engine.log.pin("request")
-            while (received := self._frontends.receive()) is not None:
-                name, message = received
-                index = self._frontend_names.index(name)
-                if isinstance(message, Submit) and self._grammar_waits.must_wait(message):
-                    self._worker.send(self._grammar_waits.hold(index, message))
-                elif isinstance(message, Submit):
-                    self._submit(engine, metrics, index, message)
-                elif isinstance(message, ReadMetrics):
-                    self._send_metrics(engine, metrics, index, message.number)
-                else:
-                    self._take(engine, ready, index, message)
-            self._take_results(engine, metrics)
-            self._plan(engine)
+            desk.take_messages()
+            self._take_results(engine, desk)
+            self._plan(engine, desk)
             engine.log.flush()
             self._worker.flush()
-            self._flush_frontends(engine)
+            desk.flush()
             engine.log.maintain(engine.scheduler.snapshot)  # last: nobody waits for the core here
             self._look_for_stall(engine)
-
-    def _flush_frontends(self, engine: Engine) -> None:
-        for name in self._frontends.flush():
-            log.error("frontend lost, its requests are cancelled", frontend=name)
-            self._grammar_waits.cancel(self._frontend_names.index(name))
-            engine.cancel_frontend(self._frontend_names.index(name))
 
     def _signals(self) -> bytes:
         """The numbers of the signals that arrived."""
@@ -167,14 +147,14 @@ class CoreProcess:
         """How long the next plan waits for who may come, in what the poller can wait."""
         return self._timing.hold_us(_now_us()) // 1000
 
-    def _plan(self, engine: Engine) -> None:
+    def _plan(self, engine: Engine, desk: FrontendDesk) -> None:
         """Tells the time when it matters, and keeps as many steps in flight as there may be."""
         deadline_us = engine.scheduler.next_deadline_us
         while (may_plan := engine.wants_step and not self._hold_ms()) or (
             deadline_us is not None and deadline_us <= _now_us()
         ):
             start_us = _now_us()
-            self._send_outputs(engine.tick(start_us))
+            desk.send_outputs(engine.tick(start_us))
             deadline_us = engine.scheduler.next_deadline_us
             step = engine.next_step() if may_plan and engine.wants_step else None
             if step is not None:
@@ -185,78 +165,14 @@ class CoreProcess:
                 self._times.sent(step.plan, start_us, planned_us, logged_us)
                 self._timing.sent(logged_us)
 
-    def _submit(
-        self, engine: Engine, metrics: MetricsFold, frontend_index: int, submit: Submit
-    ) -> None:
-        metrics.note_submit(submit.received_us, submit.num_choices)
-        now_us = _now_us()
-        self._timing.arrived(now_us)
-        try:
-            refused = engine.submit(frontend_index, submit, now_us)
-        except MessageRejected as error:
-            log.error("submit rejected", frontend=frontend_index, reason=str(error))
-            failed = ended_output(submit.request_key, FinishReason.FAILED)
-            self._send_outputs({frontend_index: [failed]})
-        else:
-            if refused is not None:
-                self._send(frontend_index, refused)
-
-    def _take_results(self, engine: Engine, metrics: MetricsFold) -> None:
+    def _take_results(self, engine: Engine, desk: FrontendDesk) -> None:
         while (result := self._worker.receive()) is not None:
             if isinstance(result, StepResult):
-                self._finish(engine, result)
+                self._finish(engine, desk, result)
             elif isinstance(result, GrammarPrepared):
-                self._let_in(engine, metrics, result)
+                desk.let_in(result)
 
-    def _let_in(self, engine: Engine, metrics: MetricsFold, prepared: GrammarPrepared) -> None:
-        """A request arrives when its grammar is there."""
-        held = self._grammar_waits.release(prepared)
-        if held is None:  # taken back meanwhile
-            return
-        frontend_index, submit = held
-        if prepared.error is None:
-            self._submit(engine, metrics, frontend_index, submit)
-            return
-        log.error("grammar failed in the worker", reason=prepared.error)
-        failed = ended_output(submit.request_key, FinishReason.FAILED)
-        failed = msgspec.structs.replace(failed, is_grammar_fault=True)
-        self._send_outputs({frontend_index: [failed]})
-
-    def _send_metrics(
-        self, engine: Engine, metrics: MetricsFold, frontend_index: int, number: int
-    ) -> None:
-        answer = EngineMetrics(
-            number=number,
-            load=_load(engine.scheduler.books),
-            counters=metrics.counters,
-            histograms=metrics.histograms,
-        )
-        self._send(frontend_index, answer)
-
-    def _take(
-        self, engine: Engine, ready: EngineReady, frontend_index: int, message: FrontendToCore
-    ) -> None:
-        if isinstance(message, Cancel):
-            self._grammar_waits.cancel(frontend_index, message.request_key)
-            engine.cancel(frontend_index, message)
-        elif isinstance(message, Vocabulary):
-            self._worker.send(message)
-        elif isinstance(message, ResetPrefixCache):
-            outcome = engine.reset_prefix_cache()
-            log.info("prefix cache reset", freed=outcome.num_freed, in_use=outcome.num_in_use)
-            engine.log.flush()
-            answer = PrefixCacheWasReset(number=message.number, outcome=outcome)
-            self._send(frontend_index, answer)
-        elif isinstance(message, AbortLabels):
-            for index in range(len(self._frontend_names)):
-                self._send(index, message)
-        else:
-            self._send(frontend_index, ready)
-
-    def _send(self, frontend_index: int, message: CoreToFrontend) -> None:
-        self._frontends.send(self._frontend_names[frontend_index], message)
-
-    def _finish(self, engine: Engine, result: StepResult) -> None:
+    def _finish(self, engine: Engine, desk: FrontendDesk, result: StepResult) -> None:
         for row in result.rows:
             if row.error is not None:
                 log.error("request failed in the worker", request=row.request_id, reason=row.error)
@@ -269,29 +185,16 @@ class CoreProcess:
         applied_us, delivered_us = _now_us(), None
         step = self._times.finished()
         self._timing.finished(taken_us, result.execute_us)
-        self._send_outputs(outputs)
+        desk.send_outputs(outputs)
         if step.samples_prompts:  # first tokens do not wait for the next plan
             engine.log.flush()
-            self._flush_frontends(engine)
+            desk.flush()
             delivered_us = _now_us()
         engine.log.note_step(
             step_note(
                 step, result, taken_us=taken_us, applied_us=applied_us, delivered_us=delivered_us
             )
         )
-
-    def _send_outputs(self, outputs: dict[int, list[Output]]) -> None:
-        for frontend_index, batch in outputs.items():
-            self._send(frontend_index, StepOutputs(outputs=tuple(batch)))
-
-
-def _load(books: Books) -> EngineLoad:
-    return EngineLoad(
-        num_running=len(books.running),
-        num_waiting=len(books.waiting),
-        num_deferred=sum(request.num_pending > 0 for request in books.waiting),
-        num_free_blocks=books.pool.num_free,
-    )
 
 
 def _describe(books: Books) -> str:
@@ -353,7 +256,7 @@ def main() -> int:
         engine = Engine(config, spec.hash_secret, metered)
         gc.collect()
         gc.freeze()  # what start-up made lives for ever: no collection, no step's pause, visits it
-        process.run(engine, ready, metrics)
+        process.run(engine, process.open_desk(engine, ready, metrics))
     except BaseException:
         if trace is not None:
             trace.close(is_orderly=False)  # what led here is in the log
