@@ -1,5 +1,3 @@
-# mypy: disable-error-code="assignment, var-annotated, has-type"
-# Tuples of tiles grow while a kernel is compiled, which Python's types cannot say.
 """A decode row's whole attention: norm and rotation of q and k, the write of k and v, the softmax.
 
     q, k, v = split(qkv of the row); q, k normed and rotated as in `rotary_heads`

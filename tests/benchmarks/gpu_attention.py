@@ -5,6 +5,7 @@ several processes first. A part that finds the time spent is left out and says s
 always comes last.
 
     python tests/benchmarks/gpu_attention.py --budget-s 140 --parts correct time chain sweep
+    python tests/benchmarks/gpu_attention.py --budget-s 100 --parts fused fused-sweep
 """
 
 import argparse
@@ -25,6 +26,7 @@ from torch import Tensor
 sys.path.extend((str(Path(__file__).parent), str(Path(__file__).parent.parent / "support")))
 from gpu_attention_chain import ROWS as CHAIN_ROWS
 from gpu_attention_chain import Chain, time_chain
+from gpu_attention_fused import FUSED_TILES, check_fused, sweep_fused, time_fused, warm_fused
 from gpu_attention_times import (
     DECODE_TILES,
     DEVICE,
@@ -63,6 +65,15 @@ ODD_HEADS = [
     Heads(14, 2, 64, 16),
     Heads(64, 8, 128, 128),
     Heads(32, 4, 64, 64),
+]
+FUSED_SHAPES = [
+    Heads(8, 8, 128, 64),
+    Heads(9, 3, 64, 16),
+    Heads(28, 4, 128, 64),
+    Heads(14, 2, 64, 16),
+    Heads(64, 8, 128, 128),
+    Heads(4, 2, 128, 256),
+    *MODELS.values(),
 ]
 
 
@@ -115,6 +126,8 @@ def run_job(kind: str, heads: Heads, tiles: tuple[int, ...] | None) -> None:
     if kind == "store":
         for num_tokens, with_norm in itertools.product((1, store.FEW_TOKENS + 1), (False, True)):
             StoreCase(heads, num_tokens, with_norm).launch()
+    elif kind == "fused":
+        warm_fused(heads, FUSED_TILES[tiles[0]] if tiles else None)
     elif kind == "chain":
         for rows in CHAIN_ROWS:
             Chain(DecodeBench(), heads, rows, heads.block_size).run(True)
@@ -149,7 +162,14 @@ def compile_jobs(jobs: list[tuple[str, Heads, tuple[int, ...] | None]]) -> list[
 def precompile(parts: list[str], processes: int) -> set[tuple[str, tuple[int, ...]]]:
     """Returns the (kind, tiles) that do not compile or run."""
     jobs: list[tuple[str, Heads, tuple[int, ...] | None]] = []
-    kinds = ("decode", "prefill", "store")
+    kinds: tuple[str, ...] = ("decode", "prefill", "store")
+    if all(part.startswith("fused") for part in parts):
+        kinds = ("decode", "store")
+    if "fused" in parts:
+        jobs += [(kind, heads, None) for heads in FUSED_SHAPES for kind in ("fused", *kinds)]
+    if {"fused", "fused-sweep"}.intersection(parts):
+        numbers = range(len(FUSED_TILES))
+        jobs += [("fused", heads, (n,)) for n in numbers for heads in MODELS.values()]
     if "correct" in parts:
         jobs += [(kind, heads, None) for heads in ODD_HEADS for kind in kinds]
     jobs += [(kind, heads, None) for heads in MODELS.values() for kind in kinds]
@@ -294,8 +314,14 @@ def main() -> None:
     steps: list[tuple[str, Callable[[], None]]] = []
     if "correct" in options.parts:
         steps.append(("correct", check_correctness))
-    if {"time", "chain", "sweep"}.intersection(options.parts):
+    if set(options.parts) != {"correct"}:
         bench = DecodeBench()
+    if "fused" in options.parts:
+        steps.append(("fused bits", lambda: check_fused(FUSED_SHAPES, row_error)))
+        steps.append(("fused times", lambda: time_fused(bench)))
+    if "fused-sweep" in options.parts:
+        broken = {FUSED_TILES[tiles[0]] for kind, tiles in bad if kind == "fused" and tiles}
+        steps.append(("fused sweep", lambda: sweep_fused(bench, broken, end)))
     if "time" in options.parts:
         steps += [("time decode", lambda: time_decode(bench)), ("time prefill", time_prefill)]
         steps.append(("time store", time_store))
