@@ -67,7 +67,6 @@ def _gemv_kernel(
     # Gate and up are two matrices of N rows, one behind the other.
     PARTS: tl.constexpr = 2 if EPILOGUE == "silu" else 1
     STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    let_next_start(PDL)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)[None, :]
     if HAS_SCALE:
@@ -119,6 +118,7 @@ def _gemv_kernel(
         if HAS_NORM:
             squares = next_squares
 
+    let_next_start(PDL)
     if HAS_BIAS:
         b_bias = tl.load(p_bias + o_n, mask=is_n, other=0.0).to(tl.float32)
     if HAS_NEXT:

@@ -113,7 +113,6 @@ def _skinny_kernel(
                 b_weight = b_weight.to(tl.float32).to(b_x.dtype)
             b_up = tl.dot(b_weight, b_x, b_up, input_precision=PRECISION)
 
-    # Not before: programs that wait in their place would take memory's speed from this one's.
     let_next_start(PDL)
     if SPLIT_K > 1:
         o_partial = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + o_m[None, :]

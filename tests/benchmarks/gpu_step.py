@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=288)
     parser.add_argument("--table", type=Path)
     parser.add_argument("--norms", choices=["apart", "fused"], default="fused")
-    parser.add_argument("--launches", choices=["dependent", "plain"], default="dependent")
+    parser.add_argument("--launches", choices=["auto", "dependent", "plain"], default="auto")
     arguments = parser.parse_args()
     if arguments.table:
         use_table(arguments.table)
@@ -115,7 +115,8 @@ def main() -> None:
     for name in arguments.models:
         config = from_hf_config(json.loads((MODELS / name / "config.json").read_text()))
         step = Step(config, max(arguments.rows), arguments.context)
-        dependent_launch.ENABLED = arguments.launches == "dependent"
+        if arguments.launches != "auto":
+            dependent_launch.ENABLED = arguments.launches == "dependent"
         times = [f"{graph_ms(step.forward(n)):.3f}" for n in arguments.rows]
         errors = [f"{difference_from_library(step.forward(n)):.4f}" for n in arguments.rows]
         print(f"{name} context {arguments.context} rows {arguments.rows}: ms {' '.join(times)}")

@@ -127,6 +127,11 @@ class DeviceLayer:
             return None, None
         return self.qk_norm.parts["q"], self.qk_norm.parts["k"]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its matrices."""
+        return sum(m.num_bytes for m in (self.qkv, self.attention_output, self.gate_up, self.down))
+
     def weight_slots(self, prefix: str) -> dict[str, WeightSlot]:
         names = LAYER_WEIGHTS if self.qk_norm is None else Qwen3Layer.weights
         return map_slots(self, names, prefix)
@@ -149,7 +154,6 @@ class DeviceDecoder:
         fp8: bool = False,
     ) -> None:
         _refuse_unsupported(config)
-        dependent_launch.enable_on(device)
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -161,6 +165,7 @@ class DeviceDecoder:
             self.head = MergedWeight(vocabulary, config.hidden_size, False, dtype, device)
         self.norm = NormWeight(("",), config.hidden_size, dtype, device)
         self.layers = [DeviceLayer(config, dtype, device, fp8) for _ in range(config.num_layers)]
+        dependent_launch.enable_on(device, self.layers[0].num_bytes)
         self.cos_sin_LD = cos_sin_table(config, max_model_len).to(device)
         self._scale = config.head_dim**-0.5
 

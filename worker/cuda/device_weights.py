@@ -47,6 +47,10 @@ class MergedWeight:
         assert isinstance(self.weight, Tensor), "a matrix in 8 bits has no exact rows"
         return self.weight
 
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes if isinstance(self.weight, Tensor) else self.weight.num_bytes
+
     def slots(self) -> dict[str, WeightSlot]:
         slots: dict[str, WeightSlot] = {}
         first = 0
