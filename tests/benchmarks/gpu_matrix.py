@@ -2,7 +2,7 @@
 
 Owns a measurement, not a test: run it by hand on a machine with a GPU (or with a small config.json
 on the CPU). All orders run in one lifetime of the server. Into the folder of --output go a result
-file for each order and the server's log.
+file for each order, the server's log and its trace, which is on as it is by default.
 
     python tests/benchmarks/gpu_matrix.py qwen3_8b --points all --orders forwards,reversed
 """
@@ -101,7 +101,8 @@ def main() -> int:
         folder = make_dummy_model(find_config(options.model), Path(scratch) / options.name)
         command = [sys.executable, "-P", "-m", "cearx.core.cli", "serve", str(folder)]
         command += ["--load-format", "dummy", "--port", str(options.port)]
-        command += ["--served-model-name", options.name, "--trace", "off"]
+        command += ["--served-model-name", options.name]
+        command += ["--trace", str(options.output / "trace")]
         server = subprocess.Popen(
             [*command, *options.serve_args.split()], stdout=log, stderr=subprocess.STDOUT
         )
