@@ -73,6 +73,9 @@ async def plan_conversation(
 
     def make_prompt() -> tuple[Prompt, str | None]:
         messages = template_messages(request.messages)
+        echo = messages[-1]["content"] if request.echo else None
+        if tools.note is not None:
+            messages[0]["content"] = tools.note + messages[0]["content"]
         text = _render(
             state.chat_template,
             messages,
@@ -82,7 +85,6 @@ async def plan_conversation(
         )
         if continues:
             text = _cut(text, messages[-1]["content"])
-        echo = messages[-1]["content"] if request.echo else None
         return packer.encode("messages", text, rules), echo
 
     prompt, echo = await state.prompt_work.run(num_bytes, make_prompt)

@@ -5,6 +5,7 @@ tokenizer_config.json, GGUF metadata) and the errors around it; what a template 
 `template_sandbox.py`. Called by the chat route, from worker threads.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,11 @@ class ChatTemplate:
             raise BadChatTemplate(f"the chat template does not compile: {error}") from error
         named = {"bos_token": bos_token, "eos_token": eos_token}
         self._tokens = {name: token for name, token in named.items() if token is not None}
+
+    @property
+    def knows_tools(self) -> bool:
+        """Whether it may tell the model which tools there are."""
+        return re.search(r"\btools\b", self.source) is not None
 
     def render(
         self,

@@ -15,6 +15,8 @@ from cearx.frontend.server_state import ServerState
 from cearx.frontend.tool_parsers import ListParser, NamedParser
 
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+CALLS = 'Answer with a JSON list of calls: [{"name": ..., "parameters": {...}}]'
+ARGUMENTS = "Answer with a JSON object: the parameters of the call."
 DEFINITIONS = ("$defs", "definitions")
 
 
@@ -24,6 +26,9 @@ class ToolPlan(msgspec.Struct, frozen=True, kw_only=True):
     rules: OutputRules
     schema: dict[str, Any] | None = None
     """What the answer must follow, when a call is forced."""
+    note: str | None = None
+    """What the first message begins with, where the template does not tell the model of tools that
+    it is forced to call."""
 
 
 def plan_tools(state: ServerState, request: ChatCompletionRequest) -> ToolPlan:
@@ -42,10 +47,13 @@ def plan_tools(state: ServerState, request: ChatCompletionRequest) -> ToolPlan:
             message = f"tool_choice names {name}, which is not among the tools"
             raise invalid("tool_choice", message)
         rules = OutputRules(make_tool_parser=lambda: NamedParser(name), is_named=True)
-        return ToolPlan(shown=shown, rules=rules, schema=_parameters(tool))
+        note = None if _template_tells(state) else _note([tool], ARGUMENTS)
+        return ToolPlan(shown=shown, rules=rules, schema=_parameters(tool), note=note)
     if choice == "required":
         rules = OutputRules(make_tool_parser=ListParser, is_parallel=is_parallel)
-        return ToolPlan(shown=shown, rules=rules, schema=_calls_schema(tools, is_parallel))
+        note = None if _template_tells(state) else _note(tools, CALLS)
+        schema = _calls_schema(tools, is_parallel)
+        return ToolPlan(shown=shown, rules=rules, schema=schema, note=note)
     if not state.config.enable_auto_tool_choice or state.make_tool_parser is None:
         raise _no_parser(state)
     rules = OutputRules(
@@ -54,6 +62,17 @@ def plan_tools(state: ServerState, request: ChatCompletionRequest) -> ToolPlan:
         is_parallel=is_parallel,
     )
     return ToolPlan(shown=shown, rules=rules)
+
+
+def _template_tells(state: ServerState) -> bool:
+    return state.chat_template is not None and state.chat_template.knows_tools
+
+
+def _note(tools: list[Tool], how: str) -> str:
+    """Indented, for a small model reads that best."""
+    compact = msgspec.json.encode([tool.function for tool in tools])
+    described = msgspec.json.format(compact, indent=2).decode()
+    return f"You can call these functions:\n{described}\n{how}\n\n"
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:

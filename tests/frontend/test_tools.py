@@ -248,6 +248,27 @@ def test_a_required_call(server: FrontendServer, client: openai.OpenAI) -> None:
     assert grammar is not None and "there" in grammar and "weather" in grammar
 
 
+def test_a_template_that_knows_no_tools(server: FrontendServer, client: openai.OpenAI) -> None:
+    """A call that is forced is explained before the conversation, once; a free one is not."""
+    named: Any = {"type": "function", "function": {"name": "post"}}
+    fields: Any = {"model": MODEL, "messages": ASK, "tools": [TOOL, OTHER]}
+    says(server, "[]")
+    client.chat.completions.create(**fields, tool_choice="required")
+    assert "You can call" not in prompt_of(server)
+    template = server.state.chat_template
+    server.state.chat_template = ChatTemplate(TEMPLATE.replace("tools", "toolbox"), None, None)
+    try:
+        for choice, is_told in (("required", True), (named, True), ("auto", False)):
+            client.chat.completions.create(**fields, tool_choice=choice)
+            prompt = prompt_of(server)
+            assert prompt.startswith("<user>You can call") is is_told
+            assert prompt.endswith("weather?<assistant>") and prompt.count("weather?") == 1
+            assert ("of a city" in prompt) is (choice == "required")
+            assert ('"there"' in prompt) is is_told
+    finally:
+        server.state.chat_template = template
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
