@@ -11,6 +11,7 @@ from cearx.frontend.anthropic_types import (
     prompt_fields,
 )
 from cearx.frontend.chat_route import plan_conversation
+from cearx.frontend.errors import ApiError
 from cearx.frontend.openai_types import ChatCompletionRequest
 from cearx.frontend.request_fields import convert
 from cearx.frontend.respond import AnswerPlan
@@ -26,7 +27,12 @@ async def plan_messages(state: ServerState, body: bytes) -> AnswerPlan:
         )
 
     request = await state.prompt_work.read(body, read)
-    plan = await plan_conversation(state, request, AnthropicFormat, num_bytes=len(body))
+    try:
+        plan = await plan_conversation(state, request, AnthropicFormat, num_bytes=len(body))
+    except ApiError as error:
+        told = error.error
+        told.message = told.message.replace("response_format.json_schema", "output_config.format")
+        raise
     assert isinstance(plan.format, AnthropicFormat), "the route's own format"
     plan.format.num_prompt_tokens = plan.num_prompt_tokens
     # What an answer always tells, in the last event of a stream or in the body.

@@ -10,9 +10,35 @@ import msgspec
 from msgspec import Meta
 
 from cearx.frontend.errors import invalid, not_supported, shown
-from cearx.frontend.openai_types import MAX_MESSAGES, MAX_TOOLS, PositiveInt, UnitInterval
+from cearx.frontend.openai_types import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    PositiveInt,
+    ReasoningEffort,
+    UnitInterval,
+)
 
 Block = dict[str, Any]
+
+
+class Thinking(msgspec.Struct, kw_only=True):
+    """Told to the chat template, as `enable_thinking`."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Meta(ge=1024)] | None = None
+    """Accepted; how long the model thinks is its own affair, within max_tokens."""
+    display: Literal["summarized"] | None = None
+    """Thoughts are told as they are."""
+
+
+class OutputFormat(msgspec.Struct, kw_only=True):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(msgspec.Struct, kw_only=True):
+    effort: ReasoningEffort | None = None
+    format: OutputFormat | None = None
 
 
 class CountTokensRequest(msgspec.Struct, kw_only=True):
@@ -23,6 +49,10 @@ class CountTokensRequest(msgspec.Struct, kw_only=True):
     system: str | list[Block] | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
+    """Accepted; every prompt is cached."""
 
 
 class CountTokensAnswer(msgspec.Struct, kw_only=True):
@@ -37,7 +67,11 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     top_p: UnitInterval | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: dict[str, Any] | None = None
-    """Accepted; it changes nothing in an answer."""
+    """Accepted, as the next two; they change nothing in an answer."""
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: Literal["standard"] | None = None
+    container: None = None
 
 
 def chat_fields(request: MessagesRequest) -> dict[str, Any]:
@@ -66,7 +100,19 @@ def prompt_fields(request: CountTokensRequest) -> dict[str, Any]:
         "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(request.tools or [])],
         "tool_choice": _tool_choice(choice) if request.tool_choice else None,
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
+        **_output(request),
     }
+
+
+def _output(request: CountTokensRequest) -> dict[str, Any]:
+    thinking, config = request.thinking, request.output_config or OutputConfig()
+    fields: dict[str, Any] = {"reasoning_effort": config.effort}
+    if thinking is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
+    if config.format is not None:
+        schema = {"schema": config.format.schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
 
 
 def _messages(at: str, message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -141,3 +141,34 @@ def test_errors(server: FrontendServer, client: anthropic.Anthropic) -> None:
     text = server.post("/v1/messages", **{**fields, "stream": True}).text
     assert text.rstrip().splitlines()[-2] == "event: error"
     assert "[DONE]" not in text
+
+
+def test_thinking_and_output_config(server: FrontendServer, client: anthropic.Anthropic) -> None:
+    """Both mean what they mean in chat: what the template is told, and a grammar."""
+    says(server, "ok")
+    fields: Any = {"model": MODEL, "messages": ASK, "max_tokens": 4096}
+    for thinking, end in (
+        ({"type": "enabled", "budget_tokens": 2048, "display": "summarized"}, "<think>"),
+        ({"type": "adaptive"}, "<think>"),
+        ({"type": "disabled"}, "<think></think>"),
+    ):
+        told: Any = thinking
+        client.messages.create(**fields, thinking=told)
+        assert prompt_of(server).endswith(f"<assistant>{end}")
+        effort: Any = {"effort": "high"}
+        client.messages.create(**fields, thinking=told, output_config=effort)
+        assert prompt_of(server).endswith(f"<assistant>{end}")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    form: Any = {"format": {"type": "json_schema", "schema": schema}}
+    client.messages.create(**fields, output_config=form, cache_control={"type": "ephemeral"})
+    mine = server.core.submits[-1].grammar
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    messages = [{"role": "user", "content": "hi"}]
+    server.post("/v1/chat/completions", messages=messages, response_format=response_format)
+    assert mine is not None and mine == server.core.submits[-1].grammar
+    form["format"]["schema"] = {"not": {}}
+    with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
+        client.messages.create(**fields, output_config=form)
+    for field, value in (("speed", "fast"), ("container", "c"), ("thinking", {"type": "deep"})):
+        with pytest.raises(anthropic.BadRequestError, match=field):
+            client.messages.create(**fields, extra_body={field: value})
