@@ -8,17 +8,24 @@ nobody else anything. Called by both routes; use inside the event loop.
 import asyncio
 import contextlib
 import hashlib
+import signal
 import sys
 from collections import OrderedDict
 
 import msgspec
 import structlog
-from anyio import CancelScope, to_thread
+from anyio import CancelScope, move_on_after, to_thread
 
 from cearx.core.grammar import pack_vocabulary
 from cearx.core.messages import Vocabulary
 from cearx.frontend.engine_client import EngineClient
-from cearx.frontend.errors import ApiError, invalid, not_supported
+from cearx.frontend.errors import (
+    RETRY_AFTER_S,
+    ApiError,
+    invalid,
+    not_supported,
+    unavailable,
+)
 from cearx.frontend.grammar_check import FRAME, Check, Setup, Verdict, frame
 from cearx.frontend.structured_output import Constraint
 from cearx.frontend.tokenizer import Tokenizer
@@ -27,6 +34,9 @@ MAX_PROCESSES = 2
 TIME_LIMIT_S = 20.0
 """For one grammar on a busy machine; the process itself counts its CPU time and ends sooner."""
 START_LIMIT_S = 30.0
+END_LIMIT_S = 1.0
+TRIES = 2
+"""A process that was killed from outside says nothing of its grammar, unless it happens again."""
 MAX_VERDICTS = 1024
 """Grammars of which is remembered what came out."""
 
@@ -70,6 +80,12 @@ class _Process:
             body = await self._process.stdout.readexactly(size)
         return msgspec.msgpack.decode(body, type=Verdict).error
 
+    async def was_killed(self) -> bool:
+        """Whether somebody else has ended it; the limits that it sets itself end it otherwise."""
+        with move_on_after(END_LIMIT_S):
+            return await self._process.wait() == -signal.SIGKILL
+        return False
+
     async def end(self) -> None:
         """Kills it and waits until it is gone, even when the caller's task is cancelled."""
         assert self._process.stdin is not None
@@ -93,6 +109,8 @@ class GrammarChecker:
         self._setting_up = asyncio.Lock()
         self._slots = asyncio.Semaphore(MAX_PROCESSES)
         self._idle: list[_Process] = []
+        self._trying: set[CancelScope] = set()
+        self._is_closed = False
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def check(self, constraint: Constraint) -> None:
@@ -102,8 +120,7 @@ class GrammarChecker:
         if digest in self._verdicts:
             self._verdicts.move_to_end(digest)
         else:
-            async with self._slots:
-                self._verdicts[digest] = await self._try(setup, constraint.grammar)
+            self._verdicts[digest] = await self._try_until_closed(setup, constraint.grammar)
             while len(self._verdicts) > MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
         error = self._verdicts[digest]
@@ -116,7 +133,10 @@ class GrammarChecker:
             await self._ready()
 
     async def close(self) -> None:
-        """Ends the processes."""
+        """Ends the processes; who waits for one gets a 503."""
+        self._is_closed = True
+        for scope in self._trying:
+            scope.cancel()
         while self._idle:
             await self._idle.pop().end()
 
@@ -134,22 +154,46 @@ class GrammarChecker:
                 self._setup = Setup(vocabulary=vocabulary, vocab_size=engine.vocab_size)
         return self._setup
 
+    async def _try_until_closed(self, setup: Setup, grammar: str) -> str | None:
+        if not self._is_closed:
+            with CancelScope() as scope:
+                self._trying.add(scope)
+                try:
+                    async with self._slots:
+                        return await self._try(setup, grammar)
+                finally:
+                    self._trying.discard(scope)
+        raise unavailable("The server is shutting down", "shutting_down")
+
     async def _try(self, setup: Setup, grammar: str) -> str | None:
         """What is wrong with a grammar, or None."""
-        process = self._idle.pop() if self._idle else await _Process.start(setup)
-        is_whole = False
+        for _ in range(TRIES):
+            process = self._idle.pop() if self._idle else await _start(setup)
+            is_whole = False
+            try:
+                error = await process.ask(Check(grammar=grammar), TIME_LIMIT_S)
+                is_whole = True
+                return error
+            except (TimeoutError, EOFError, OSError) as error:
+                log.warning("a grammar could not be checked", reason=type(error).__name__)
+                if isinstance(error, TimeoutError) or not await process.was_killed():
+                    break
+            finally:
+                if is_whole:
+                    self._idle.append(process)
+                else:  # it is dead, or nobody knows what it will say next
+                    await process.end()
+        return TOO_EXPENSIVE
+
+
+async def _start(setup: Setup) -> _Process:
+    """Raises ApiError (503) for what is no grammar's fault."""
+    for _ in range(TRIES):
         try:
-            error = await process.ask(Check(grammar=grammar), TIME_LIMIT_S)
-            is_whole = True
-            return error
+            return await _Process.start(setup)
         except (TimeoutError, EOFError, OSError) as error:
-            log.warning("a grammar was too expensive to check", reason=type(error).__name__)
-            return TOO_EXPENSIVE
-        finally:
-            if is_whole:
-                self._idle.append(process)
-            else:  # it is dead, or nobody knows what it will say next
-                await process.end()
+            log.warning("no process can check grammars", reason=type(error).__name__)
+    raise unavailable("Grammars cannot be checked now", "grammar_check_unavailable", RETRY_AFTER_S)
 
 
 def vocabulary_of(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Vocabulary:

@@ -87,7 +87,7 @@ def describe_api(*, has_keys: bool, task: Task) -> dict[str, Any]:
     for path, (body, answer) in posts.items():
         good = {} if answer is None else _content(of[answer])
         if path in STREAMS:
-            good["text/event-stream"] = {"schema": {"type": "string"}}
+            good["text/event-stream"] = {}  # OpenAPI 3.1 has no schema for single events
         paths[path] = {
             "post": {
                 "requestBody": {"required": True, "content": _content(of[body])},

@@ -185,6 +185,8 @@ def _note_broken_connection(loop: asyncio.AbstractEventLoop, context: dict[str, 
     hypercorn lets some operating system errors of a connection escape, and a client can cause them.
     """
     error = context.get("exception")
+    if isinstance(error, asyncio.CancelledError):
+        return  # one that outlived the end of the server
     is_broken = isinstance(error, OSError)
     if isinstance(error, BaseExceptionGroup):
         is_broken = error.split(OSError)[1] is None
