@@ -5,15 +5,19 @@ Owns its creation and removal, and the address that people are told. Called by `
 
 import contextlib
 import ipaddress
+import os
 import socket
-import ssl
 import stat
 from pathlib import Path
+from typing import Any
 
-from cearx.core.config import FrontendConfig, ServerConfig
+from cearx.core.config import ServerConfig
 
 BACKLOG = 4096
 """Connections that may wait to be accepted: a burst must not be refused."""
+
+MAX_UNIX_PATH_BYTES = 107
+PROBE_S = 1.0
 
 
 class CannotListen(Exception):
@@ -33,23 +37,13 @@ def listen(config: ServerConfig) -> socket.socket:
     return listener
 
 
-def check_certificate(config: FrontendConfig) -> None:
-    """Raises CannotListen for files that TLS cannot use."""
-    if config.ssl_certfile is None or config.ssl_keyfile is None:
-        return
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-    except OSError as error:  # ssl.SSLError is one
-        files = f"{config.ssl_certfile} and {config.ssl_keyfile}"
-        raise CannotListen(f"TLS cannot use {files}: {error}") from error
-
-
 def close(listener: socket.socket, config: ServerConfig) -> None:
+    """Call it when no child listens any more: then only another server's socket is served."""
     listener.close()
     if config.uds is not None:
         with contextlib.suppress(OSError):
-            config.uds.unlink()
+            if not _is_served(config.uds):
+                config.uds.unlink()
 
 
 def url(listener: socket.socket, scheme: str) -> str:
@@ -74,23 +68,37 @@ def _bind_tcp(config: ServerConfig) -> socket.socket:
     )[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(address)
+    return _bound(listener, address)
+
+
+def _bound(listener: socket.socket, address: Any) -> socket.socket:
+    try:
+        listener.bind(address)
+    except BaseException:
+        listener.close()
+        raise
     return listener
 
 
 def _bind_unix(path: Path) -> socket.socket:
     """In place of a socket that nobody serves any more, never of another file."""
+    size = len(os.fsencode(path))
+    if size > MAX_UNIX_PATH_BYTES:
+        raise OSError(
+            f"the path of a unix socket may have {MAX_UNIX_PATH_BYTES} bytes, this one has {size}"
+        )
     if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _is_served(path):
         path.unlink()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    return listener
+    return _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path))
 
 
 def _is_served(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(PROBE_S)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return False
+        except (TimeoutError, BlockingIOError):  # so many connections wait that there is no room
+            return True
         return True

@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from cearx.core.api_keys import api_key_digests
 from cearx.core.block_hash import SECRET_SIZE
+from cearx.core.certificate import CannotUseCertificate, check_certificate
 from cearx.core.child import configure_logging, endpoint, signal_fd
 from cearx.core.children import Child, end_all
 from cearx.core.config import (
@@ -35,7 +36,6 @@ from cearx.core.config import (
 )
 from cearx.core.listener import (
     CannotListen,
-    check_certificate,
     close,
     listen,
     public_host,
@@ -94,10 +94,14 @@ def serve(model: str | None, flags: ServeFlags) -> int:
     try:
         with StartupDisplay(console) as display:
             digests = api_key_digests(flags.server, os.environ)
-            check_certificate(flags.frontend)
+            objection = check_certificate(flags.frontend)
             listener = listen(flags.server)
-            files = _find_model(model, flags.server, display)
-    except (CannotStart, CannotListen, ValueError) as error:
+            try:
+                files = _find_model(model, flags.server, display)
+            except BaseException:
+                close(listener, flags.server)
+                raise
+    except (CannotStart, CannotListen, CannotUseCertificate, ValueError) as error:
         return _report(console, error, EXIT_CANNOT_START)
     except KeyboardInterrupt:
         return EXIT_FAULT
@@ -113,6 +117,8 @@ def serve(model: str | None, flags: ServeFlags) -> int:
             console.print(
                 f"[yellow]warning[/] whoever reaches {host} can use it: there are no API keys"
             )
+        if objection is not None:
+            console.print(f"[yellow]warning[/] clients will refuse the certificate: {objection}")
         scheme = "http" if flags.frontend.ssl_certfile is None else "https"
         console.print(
             f"[green]ready[/] {escape(name)} on {url(listener, scheme)}"

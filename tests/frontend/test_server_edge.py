@@ -1,8 +1,6 @@
 """What every request goes through: keys, origins, ids, header limits, and the end of the server."""
 
 import re
-import ssl
-import subprocess
 import time
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from starlette.routing import Route
 
 from cearx.core.api_keys import api_key_digests
 from cearx.core.config import FrontendConfig, ServerConfig
-from cearx.core.listener import CannotListen, check_certificate
 from cearx.frontend.app import _routes
 
 KEYS = ("sk-first", "sk-second")
@@ -198,37 +195,3 @@ def test_flags_out_of_range(flags: dict[str, object], words: tuple[str, ...]) ->
     with pytest.raises(ValueError) as caught:
         FrontendConfig(**flags)  # type: ignore[arg-type]
     assert all(word in str(caught.value) for word in words)
-
-
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A key and a certificate of its own for 127.0.0.1."""
-    key, cert = folder / "key.pem", folder / "cert.pem"
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    files = ["-keyout", str(key), "-out", str(cert)]
-    subprocess.run(["openssl", "req", *kind, *names, *files], check=True, capture_output=True)
-    return key, cert
-
-
-def test_tls(tmp_path: Path) -> None:
-    """A client that trusts the certificate gets its answer and its stream; plain HTTP does not."""
-    key, cert = make_certificate(tmp_path)
-    with frontend_server(ssl_keyfile=key, ssl_certfile=cert) as server:
-        url = f"https://127.0.0.1:{server.port}"
-        trusting = ssl.create_default_context(cafile=str(cert))
-        with httpx.Client(base_url=url, verify=trusting, timeout=10) as client:
-            assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
-            stream = client.post("/v1/chat/completions", json={**CHAT, "stream": True})
-            assert stream.text.endswith("data: [DONE]\n\n")
-        with pytest.raises(httpx.HTTPError):
-            server.http.get("/health")
-
-
-def test_files_that_are_no_certificate(tmp_path: Path) -> None:
-    """The start fails with the names of the files."""
-    key, cert = make_certificate(tmp_path)
-    check_certificate(FrontendConfig(ssl_keyfile=key, ssl_certfile=cert))
-    key.write_text("nonsense")
-    for bad in (key, tmp_path / "none"):
-        with pytest.raises(CannotListen, match=str(bad)):
-            check_certificate(FrontendConfig(ssl_keyfile=bad, ssl_certfile=cert))
