@@ -80,6 +80,18 @@ def test_embeddings_are_those_of_the_model_card(embedder: tuple[Server, Embeddin
     assert np.abs(embeddings(server, TEXTS, truncate_prompt_tokens=20) - shorter).max() < WITHIN
 
 
+def test_a_prompt_may_fill_the_context(embedder: tuple[Server, EmbeddingModel]) -> None:
+    """All 1,024 positions of the model, and not one token more."""
+    server, model = embedder
+    text = "".join(chr(97 + n * n % 11) for n in range(1_023))  # and the token behind it
+    wanted = model.embed([text], max_length=2_000).numpy()
+    assert np.abs(embeddings(server, text) - wanted).max() < WITHIN
+    answer = server.post("/v1/embeddings", input=text + "a")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert "1025" in error["message"] and "1024" in error["message"]
+
+
 def test_the_official_client(embedder: tuple[Server, EmbeddingModel]) -> None:
     """Floats, and base64 as the client asks for by itself, are the same numbers."""
     server, model = embedder
