@@ -13,9 +13,8 @@ from cearx.core.trace_records import StepNote
 class EventLog(Protocol):
     """Where events and decisions go, in the order in which they became true."""
 
-    def append(self, record: Event | Decision) -> None: ...
-
-    def note_step(self, note: StepNote) -> None: ...
+    def append(self, record: Event | Decision | StepNote) -> None:
+        """A note is of the step that finished last."""
 
     def flush(self) -> None: ...
 
@@ -27,10 +26,7 @@ class EventLog(Protocol):
 class NullLog:
     """`--trace off`."""
 
-    def append(self, record: Event | Decision) -> None:
-        pass
-
-    def note_step(self, note: StepNote) -> None:
+    def append(self, record: Event | Decision | StepNote) -> None:
         pass
 
     def flush(self) -> None:

@@ -1,7 +1,7 @@
 """Requests whose grammars the worker still prepares: they have not arrived yet, for the engine.
 
 Owns who waits for which grammar, and nothing of grammars. So the scheduler and its log never see
-that a request was constrained. Called by `process.py`.
+that a request was constrained. Called by `frontend_desk.py`.
 """
 
 from collections import OrderedDict

@@ -27,6 +27,7 @@ from cearx.core.events import (
 )
 from cearx.core.identifiers import RequestId
 from cearx.core.metrics import Counters, Histograms
+from cearx.core.trace_records import StepNote
 
 
 class _Life(msgspec.Struct, kw_only=True):
@@ -197,35 +198,35 @@ class MetricsFold:
             reason = FinishReason.STOP
         if reason is FinishReason.STOP or (reason is FinishReason.CANCELLED and is_stop_string):
             counters.num_stopped += 1
-            self._observe(life, now_us)
+            _observe(self.histograms, life, now_us, self._generates)
         elif reason is FinishReason.LENGTH:
             counters.num_at_length += 1
-            self._observe(life, now_us)
+            _observe(self.histograms, life, now_us, self._generates)
         elif reason is FinishReason.FAILED:
             counters.num_failed += 1
         else:
             counters.num_aborted += 1
 
-    def _observe(self, life: _Life, now_us: int) -> None:
-        """The histograms of a request that ended well."""
-        first_us, admitted_us = life.first_us, life.admitted_us
-        assert first_us is not None and admitted_us is not None, "it ended without a token"
-        histograms = self.histograms
-        decode_us = life.last_us - first_us
-        histograms.e2e_us.observe(now_us - life.received_us)
-        histograms.queue_us.observe(admitted_us - life.arrived_us)
-        histograms.prefill_us.observe(first_us - admitted_us)
-        histograms.inference_us.observe(life.last_us - admitted_us)
-        histograms.prompt_tokens.observe(life.num_prompt_tokens)
-        histograms.num_preemptions.observe(life.num_preemptions)
-        histograms.computed_prefill_tokens.observe(life.num_prompt_tokens - life.num_cached_tokens)
-        if not self._generates:
-            return
-        histograms.decode_us.observe(decode_us)
-        if life.num_tokens > 1:
-            histograms.per_token_us.observe(decode_us // (life.num_tokens - 1))
-        histograms.generated_tokens.observe(life.num_tokens)
-        histograms.max_tokens.observe(life.max_tokens)
+
+def _observe(histograms: Histograms, life: _Life, now_us: int, generates: bool) -> None:
+    """The histograms of a request that ended well."""
+    first_us, admitted_us = life.first_us, life.admitted_us
+    assert first_us is not None and admitted_us is not None, "it ended without a token"
+    decode_us = life.last_us - first_us
+    histograms.e2e_us.observe(now_us - life.received_us)
+    histograms.queue_us.observe(admitted_us - life.arrived_us)
+    histograms.prefill_us.observe(first_us - admitted_us)
+    histograms.inference_us.observe(life.last_us - admitted_us)
+    histograms.prompt_tokens.observe(life.num_prompt_tokens)
+    histograms.num_preemptions.observe(life.num_preemptions)
+    histograms.computed_prefill_tokens.observe(life.num_prompt_tokens - life.num_cached_tokens)
+    if not generates:
+        return
+    histograms.decode_us.observe(decode_us)
+    if life.num_tokens > 1:
+        histograms.per_token_us.observe(decode_us // (life.num_tokens - 1))
+    histograms.generated_tokens.observe(life.num_tokens)
+    histograms.max_tokens.observe(life.max_tokens)
 
 
 class MeteredLog:
@@ -235,11 +236,11 @@ class MeteredLog:
         self._log = log
         self._fold = fold
         self._clock_us = clock_us
-        self.note_step = log.note_step
         self.flush = log.flush
         self.maintain = log.maintain
         self.pin = log.pin
 
-    def append(self, record: Event | Decision) -> None:
+    def append(self, record: Event | Decision | StepNote) -> None:
         self._log.append(record)
-        self._fold.apply(record, self._clock_us())
+        if not isinstance(record, StepNote):
+            self._fold.apply(record, self._clock_us())

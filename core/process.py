@@ -190,7 +190,7 @@ class CoreProcess:
             engine.log.flush()
             desk.flush()
             delivered_us = _now_us()
-        engine.log.note_step(
+        engine.log.append(
             step_note(
                 step, result, taken_us=taken_us, applied_us=applied_us, delivered_us=delivered_us
             )

@@ -135,12 +135,8 @@ class TraceWriter:
         now = 0 if self._gap is None else self._segment.next_seq - self._gap.first_lost
         return self._num_lost + now
 
-    def note_step(self, note: StepNote) -> None:
-        """Gathers the measured times of the step that finished last."""
-        self.append(note)
-
     def append(self, record: Event | Decision | StepNote) -> None:
-        """Gathers one record for the next `flush`."""
+        """Gathers one record for the next `flush`; a note is of the step that finished last."""
         if self.stopped is None:
             try:
                 self._segment.add(record)

@@ -94,7 +94,7 @@ def turns(num_running: int, folder: Path) -> list[list[float]]:
         assert isinstance(result, StepResult)
         times.append(time.perf_counter_ns())
         outputs = engine.finish_step(result)
-        engine.log.note_step(NOTE)
+        engine.log.append(NOTE)
         times.append(time.perf_counter_ns())
         for batch in outputs.values():
             to_frontend.encode(StepOutputs(outputs=tuple(batch)))

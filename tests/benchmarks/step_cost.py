@@ -113,7 +113,7 @@ class Load:
                 applied_us=taken_us + 40,
                 delivered_us=None,
             )
-            self.log.note_step(note)
+            self.log.append(note)
         while len(self.lengths) < self.num_running:
             self.arrive()
         clock = ClockAdvanced(now_us=self.now_us)

@@ -225,7 +225,7 @@ def test_log_append(gate: Gate, tmp_path: Path) -> None:
         writer.append(finished)
         writer.append(ClockAdvanced(now_us=stepper.now_us))
         writer.append(plan)
-        writer.note_step(NOTE)
+        writer.append(NOTE)
         writer.flush()
 
     gate.hold(append)

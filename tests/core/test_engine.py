@@ -45,14 +45,11 @@ class RecordingLog:
     """Keeps what was appended, and how much of it was flushed."""
 
     def __init__(self) -> None:
-        self.records: list[Event | Decision] = []
+        self.records: list[Event | Decision | StepNote] = []
         self.num_flushed = 0
 
-    def append(self, record: Event | Decision) -> None:
+    def append(self, record: Event | Decision | StepNote) -> None:
         self.records.append(record)
-
-    def note_step(self, note: StepNote) -> None:
-        pass
 
     def flush(self) -> None:
         self.num_flushed = len(self.records)

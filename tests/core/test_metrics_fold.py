@@ -27,20 +27,21 @@ from cearx.core.events import (
 from cearx.core.identifiers import RequestId
 from cearx.core.metrics import Histogram, bounds_1_2_5
 from cearx.core.metrics_fold import MeteredLog, MetricsFold
+from cearx.core.trace_records import StepNote
 
 
 class TimedLog(NullLog):
     """Records with the time of each; the clock moves unevenly."""
 
     def __init__(self) -> None:
-        self.records: list[tuple[Event | Decision, int]] = []
+        self.records: list[tuple[Event | Decision | StepNote, int]] = []
         self.now_us = 0
 
     def clock(self) -> int:
         self.now_us += 137 + 61 * (len(self.records) % 7)
         return self.now_us
 
-    def append(self, record: Event | Decision) -> None:
+    def append(self, record: Event | Decision | StepNote) -> None:
         self.records.append((record, self.now_us))
 
 

@@ -52,7 +52,7 @@ def test_records_come_back(tmp_path: Path) -> None:
     run = RandomRun(SMALL, 1, log=writer)
     for _ in range(30):
         run.step()
-    writer.note_step(StepNote(execute_us=1234, schedule_us=56, deliver_us=7))
+    writer.append(StepNote(execute_us=1234, schedule_us=56, deliver_us=7))
     writer.close()
     trace = Trace.open(tmp_path)
     values = [record.value for record in trace.records()]
@@ -103,7 +103,7 @@ def test_a_step_of_64_decodes_is_small(tmp_path: Path, id_distance: int) -> None
         assert step < 2 or len(engine.scheduler.books.running) == 64
         engine.plan()
         engine.finish()
-        writer.note_step(StepNote(execute_us=8000, schedule_us=200))
+        writer.append(StepNote(execute_us=8000, schedule_us=200))
         sizes.append(writer.num_bytes)
     per_step = (sizes[-1] - sizes[1]) / (len(sizes) - 2)
     assert 100 < per_step <= 200

@@ -81,7 +81,7 @@ def trace_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
             ]
             result = StepResult(step_id=plan.step_id, rows=tuple(outputs), execute_us=8000)
             engine.finish_step(result)
-            engine.log.note_step(StepNote(execute_us=8000, schedule_us=100))
+            engine.log.append(StepNote(execute_us=8000, schedule_us=100))
             engine.log.flush()
     writer.close()
     return writer.path.read_bytes()

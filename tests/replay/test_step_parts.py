@@ -84,7 +84,7 @@ class Log:
         for outcome in self.scheduler.apply(event):
             self.writer.append(outcome)
         if note is not None:
-            self.writer.note_step(note)
+            self.writer.append(note)
 
 
 @pytest.fixture

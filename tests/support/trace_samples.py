@@ -112,7 +112,7 @@ def write_run(
     run = RandomRun(config, seed, log=writer)
     for step in range(num_steps):
         run.step()
-        writer.note_step(StepNote(execute_us=8000 + step, schedule_us=90))
+        writer.append(StepNote(execute_us=8000 + step, schedule_us=90))
     if close:
         run.engine.drain()
         writer.close()
@@ -164,7 +164,7 @@ class SegmentedRun:
     def steps(self, num_steps: int) -> None:
         for step in range(num_steps):
             self.run.step()
-            self.writer.note_step(StepNote(execute_us=8000 + step, schedule_us=90))
+            self.writer.append(StepNote(execute_us=8000 + step, schedule_us=90))
 
     def close(self) -> None:
         self.run.engine.drain()
