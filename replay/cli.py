@@ -37,7 +37,7 @@ from cearx.replay.shrink_command import Request as ShrinkRequest
 from cearx.replay.state_at import NoSuchStep, When, print_state, state_at
 from cearx.replay.step_time import NotEnoughNotes
 from cearx.replay.terminal import console, printable
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import timeline_of
 from cearx.replay.trace import Trace
 from cearx.replay.verdict import print_end, print_missing
 from cearx.replay.verdict import verify as print_verdict
@@ -300,7 +300,7 @@ def export(
         if jsonl is not None:
             write_pieces(jsonl, (line + "\n" for line in export_jsonl(opened)))
         if perfetto is not None:
-            timeline = Timeline.of(opened.header.config, opened.records())
+            timeline = timeline_of(opened.header.config, opened.records())
             write_pieces(perfetto, perfetto_document(timeline, from_step, to_step))
 
 

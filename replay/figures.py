@@ -11,8 +11,9 @@ import msgspec
 
 from cearx.core.events import FinishReason
 from cearx.core.identifiers import RequestId
+from cearx.replay.request_line import RequestLine
 from cearx.replay.step_parts import first_token_parts, step_parts
-from cearx.replay.timeline import RequestLine, Timeline
+from cearx.replay.timeline import Timeline
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):

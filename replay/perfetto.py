@@ -14,7 +14,8 @@ import msgspec
 from cearx.core.events import WaitReason
 from cearx.core.identifiers import RequestId
 from cearx.replay.figures import waiting_spans
-from cearx.replay.timeline import Chunk, RequestLine, Timeline
+from cearx.replay.request_line import Chunk, RequestLine
+from cearx.replay.timeline import Timeline
 
 PID = 1
 STEPS_TID = 1

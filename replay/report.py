@@ -15,7 +15,7 @@ import msgspec
 from cearx.core.events import WaitReason
 from cearx.replay.figures import RequestFigures, request_figures, run_figures
 from cearx.replay.perfetto import slices, states
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import Timeline, timeline_of
 from cearx.replay.trace import Trace
 
 STATES = ("queued", "prefill", "decode", "preempted")
@@ -24,7 +24,7 @@ SCRIPTS = ("report_data.js", "report_draw.js", "report_page.js")
 
 def report(trace: Trace, title: str) -> Iterator[str]:
     """The page in pieces; reads the whole trace first."""
-    timeline = Timeline.of(trace.header.config, trace.records())
+    timeline = timeline_of(trace.header.config, trace.records())
     data = page_data(timeline, trace.header.code_version, title)
     style = _page_file("report_page.css")
     scripts = "\n".join(map(_page_file, SCRIPTS))

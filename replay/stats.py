@@ -5,7 +5,7 @@ from rich.console import Console
 
 from cearx.replay.figures import RequestFigures, RunFigures, Spread, request_figures, run_figures
 from cearx.replay.terminal import duration, table
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import timeline_of
 from cearx.replay.trace import Trace
 
 SORT_KEYS = {
@@ -28,7 +28,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 def compute(trace: Trace, sort: str = "arrival") -> Stats:
     """One pass over the trace."""
-    timeline = Timeline.of(trace.header.config, trace.records())
+    timeline = timeline_of(trace.header.config, trace.records())
     requests = [request_figures(line, timeline) for line in timeline.requests.values()]
     run = run_figures(timeline, requests)
     requests.sort(key=SORT_KEYS[sort])

@@ -7,7 +7,9 @@ of a simulation have only what is simulated. Called by `figures.py`.
                                        └────────────────── turn ─────────────────┘
 """
 
-from cearx.replay.timeline import RequestLine, StepTable, Timeline
+from cearx.replay.request_line import RequestLine
+from cearx.replay.step_table import StepTable
+from cearx.replay.timeline import Timeline
 
 STEP_PARTS = {
     "schedule_us": "plan it",

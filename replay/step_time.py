@@ -19,7 +19,7 @@ import msgspec
 from cearx.core.events import StepPlan
 from cearx.replay.least_squares import robust_least_squares
 from cearx.replay.rows import num_attended, num_batched_tokens
-from cearx.replay.timeline import StepTable
+from cearx.replay.step_table import StepTable
 
 NUM_STEPS_MIN = 20
 """Fewer noted steps than this say nothing."""

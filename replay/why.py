@@ -22,7 +22,7 @@ from cearx.core.events import (
 from cearx.core.identifiers import RequestId, StepId
 from cearx.core.trace_records import TraceGap
 from cearx.replay.ledger import Ledger
-from cearx.replay.timeline import queue_head
+from cearx.replay.step_table import queue_head
 from cearx.replay.trace import TraceRecord
 
 BEHIND = "BEHIND"

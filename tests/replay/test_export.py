@@ -13,7 +13,7 @@ from cearx.replay import cli
 from cearx.replay.figures import run_figures
 from cearx.replay.jsonl import JsonlError, export, rebuild
 from cearx.replay.perfetto import document, slices, states
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import Timeline, timeline_of
 from cearx.replay.trace import Trace
 
 
@@ -22,9 +22,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("export"), 300, seed=4)
 
 
-def timeline_of(path: Path) -> Timeline:
+def timeline_at(path: Path) -> Timeline:
     trace = Trace.open(path)
-    return Timeline.of(trace.header.config, trace.records())
+    return timeline_of(trace.header.config, trace.records())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -108,7 +108,7 @@ def test_bad_fields(path: Path, field: str, value: object, message: str, tmp_pat
 
 def test_slices_are_the_work(path: Path) -> None:
     """No slot does two things at once; chunks and sampled tokens are all there, once."""
-    timeline = timeline_of(path)
+    timeline = timeline_at(path)
     pieces = list(slices(timeline))
     by_slot: dict[int, list[tuple[int, int]]] = {}
     for piece in pieces:
@@ -130,7 +130,7 @@ def test_slices_are_the_work(path: Path) -> None:
 
 def test_states_have_no_gap(path: Path) -> None:
     """From arrival to end, each state begins where the last one stopped."""
-    timeline = timeline_of(path)
+    timeline = timeline_at(path)
     seen: set[str] = set()
     for line in timeline.requests.values():
         found = list(states(line, timeline))
@@ -149,7 +149,7 @@ def test_states_have_no_gap(path: Path) -> None:
 
 def test_perfetto(path: Path, tmp_path: Path) -> None:
     """Valid JSON with tracks, async pairs and counters that agree with the figures."""
-    timeline = timeline_of(path)
+    timeline = timeline_at(path)
     assert cli.main(["export", str(path), "--perfetto", str(tmp_path / "p.json")]) == 0
     made = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
     phases = {phase: [e for e in made if e["ph"] == phase] for phase in "XbeCM"}
@@ -168,7 +168,7 @@ def test_perfetto(path: Path, tmp_path: Path) -> None:
 
 def test_a_window(path: Path) -> None:
     """Only what touches the steps that were asked for."""
-    timeline = timeline_of(path)
+    timeline = timeline_at(path)
     made = json.loads("".join(document(timeline, 100, 110)))["traceEvents"]
     steps = [int(e["name"].split()[1]) for e in made if e.get("cat") == "step"]
     assert set(range(100, 111)) <= set(steps) <= set(range(99, 113))

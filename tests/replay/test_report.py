@@ -12,7 +12,7 @@ from trace_samples import write_run
 from cearx.replay import cli
 from cearx.replay.figures import request_figures
 from cearx.replay.report import embedded, report
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import Timeline, timeline_of
 from cearx.replay.trace import Trace
 from cearx.replay.why import BEHIND, explain
 
@@ -30,9 +30,9 @@ def page(path: Path, title: str = "a run") -> str:
     return "".join(report(Trace.open(path), title))
 
 
-def timeline_of(path: Path) -> Timeline:
+def timeline_at(path: Path) -> Timeline:
     trace = Trace.open(path)
-    return Timeline.of(trace.header.config, trace.records())
+    return timeline_of(trace.header.config, trace.records())
 
 
 def test_nothing_is_loaded_from_anywhere(path: Path) -> None:
@@ -102,7 +102,7 @@ def test_waits_are_those_of_why(path: Path, tmp_path: Path) -> None:
     answer = probe(path, tmp_path, script)
     trace = Trace.open(path)
     records = list(trace.records())
-    assert isinstance(answer, list) and len(answer) == len(timeline_of(path).requests)
+    assert isinstance(answer, list) and len(answer) == len(timeline_at(path).requests)
     for request_id, waits in answer:
         expected: dict[tuple[str, bool], int] = {}
         for span in explain(trace.header.config, records, request_id):
@@ -131,7 +131,7 @@ def test_the_preempted_request_is_found_first(path: Path, tmp_path: Path) -> Non
         document.getElementById('detail').hidden];
     """
     finding, item, detail, fragment, hidden = probe(path, tmp_path, script)  # type: ignore[misc]
-    timeline = timeline_of(path)
+    timeline = timeline_at(path)
     worst = max(
         (request_figures(line, timeline) for line in timeline.requests.values()),
         key=lambda f: (f.num_preemptions, f.waited_us),

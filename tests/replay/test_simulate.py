@@ -10,7 +10,7 @@ from cearx.core import cli as core_cli
 from cearx.core.events import FinishReason
 from cearx.replay import cli, simulate
 from cearx.replay.figures import percentile
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import Timeline, timeline_of
 from cearx.replay.trace import Trace
 from cearx.replay.workload import WorkloadError, read_workload
 
@@ -21,7 +21,7 @@ def simulated(tmp_path: Path, *arguments: str) -> Timeline:
     assert cli.main([str(tmp_path)]) == 0
     assert cli.main(["check", str(tmp_path)]) == 0
     trace = Trace.open(tmp_path)
-    timeline = Timeline.of(trace.header.config, trace.records())
+    timeline = timeline_of(trace.header.config, trace.records())
     assert trace.ended
     return timeline
 

@@ -26,7 +26,7 @@ from cearx.replay.figures import (
 from cearx.replay.oracle import Cancellation, SimulatedRequest
 from cearx.replay.simulation import Arrival, Simulation
 from cearx.replay.step_time import StepTime
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import Timeline, timeline_of
 from cearx.replay.trace import TraceRecord
 
 CONFIG = SchedulerConfig(
@@ -137,7 +137,7 @@ def test_random_runs(seed: int) -> None:
     log = RecordList()
     engine = RandomRun(SMALL, seed, log=log).run(120)
     records = [TraceRecord(seq, seq, value) for seq, value in enumerate(log)]
-    timeline = Timeline.of(SMALL, records)
+    timeline = timeline_of(SMALL, records)
     found = figures(timeline)
     run = run_figures(timeline, found)
     plans = [value for value in log if isinstance(value, StepPlan)]

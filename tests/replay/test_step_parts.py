@@ -16,7 +16,7 @@ from cearx.replay import cli
 from cearx.replay.figures import request_figures, run_figures
 from cearx.replay.step_parts import FIRST_TOKEN, first_token_parts, step_parts
 from cearx.replay.step_time import fit
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import Timeline, timeline_of
 from cearx.replay.trace import Trace
 
 CONFIG = SchedulerConfig(
@@ -103,7 +103,7 @@ def timeline(tmp_path: Path) -> Timeline:
     log.finish(second, msgspec.structs.replace(NOTE, **notes["second"]))
     log.finish(third, msgspec.structs.replace(NOTE, **notes["third"]))
     log.writer.close()
-    return Timeline.of(CONFIG, Trace.open(tmp_path).records())
+    return timeline_of(CONFIG, Trace.open(tmp_path).records())
 
 
 def test_a_first_token_hop_by_hop(timeline: Timeline) -> None:
@@ -159,7 +159,7 @@ def test_what_if_takes_the_devices_time(tmp_path: Path) -> None:
             ),
         )
     log.writer.close()
-    model = fit(Timeline.of(CONFIG, Trace.open(tmp_path).records()).steps, CONFIG.pipeline_depth)
+    model = fit(timeline_of(CONFIG, Trace.open(tmp_path).records()).steps, CONFIG.pipeline_depth)
     assert model.expected_us((1, 0, 1, 0, 10, 0)) == pytest.approx(5_010, abs=2)
     assert model.schedule_us == 70 + 30 + 200 + 100
 
@@ -172,7 +172,7 @@ def test_logs_without_readings_have_no_parts(
     log.arrive(0, 4, 1, 0)
     log.finish(log.plan(100), None)
     log.writer.close()
-    timeline = Timeline.of(CONFIG, Trace.open(tmp_path).records())
+    timeline = timeline_of(CONFIG, Trace.open(tmp_path).records())
     assert step_parts(timeline.steps) == first_token_parts(timeline) == {}
     assert cli.main(["stats", str(tmp_path)]) == 0
     assert "part by part" not in capsys.readouterr().out

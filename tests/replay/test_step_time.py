@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cearx.replay.least_squares import least_squares
+from cearx.replay.step_table import StepTable
 from cearx.replay.step_time import NotEnoughNotes, StepClock, StepTime, Terms, fit, terms_of
-from cearx.replay.timeline import StepTable
 
 NAMES = ("fixed", "prefill", "decode", "prefill_token", "context_token", "attended")
 

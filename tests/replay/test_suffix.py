@@ -19,7 +19,7 @@ from cearx.replay.figures import request_figures
 from cearx.replay.invariants import Checker
 from cearx.replay.ledger import Ledger
 from cearx.replay.state_at import NoSuchStep, state_at
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import timeline_of
 from cearx.replay.trace import Trace, TraceRecord
 from cearx.replay.why import explain
 
@@ -170,7 +170,7 @@ def test_figures_of_a_suffix(paths: list[Path]) -> None:
     """
     whole, part = Trace.open(paths[0].parent), Trace.open(paths[2])
     config = whole.header.config
-    every, some = Timeline.of(config, whole.records()), Timeline.of(config, part.records())
+    every, some = timeline_of(config, whole.records()), timeline_of(config, part.records())
     later = later_arrivals(list(part.records()))
     carried_over = some.requests.keys() - later
     assert later and carried_over
@@ -191,7 +191,7 @@ def test_figures_of_a_suffix(paths: list[Path]) -> None:
 def test_figures_across_a_gap(with_gap: Path, paths: list[Path]) -> None:
     """Who ended in the gap is lost, who got in there is there, nobody else changes."""
     trace = Trace.open(with_gap)
-    timeline = Timeline.of(trace.header.config, trace.records())
+    timeline = timeline_of(trace.header.config, trace.records())
     lost = [line for line in timeline.requests.values() if line.lost]
     ended = {
         r.value.request_id

@@ -22,7 +22,7 @@ from cearx.core.request import Request
 from cearx.core.scheduler import Scheduler
 from cearx.replay import cli
 from cearx.replay.state_at import NoSuchStep, QueueEntry, block_ranges, state_at
-from cearx.replay.timeline import Timeline
+from cearx.replay.timeline import timeline_of
 from cearx.replay.trace import Trace, TraceRecord
 from cearx.replay.why import explain
 
@@ -123,7 +123,7 @@ def test_why_as_text(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["why", str(path), str(request_id), "--json"]) == 0
     spans = json.loads(capsys.readouterr().out)
     trace = Trace.open(path)
-    timeline = Timeline.of(trace.header.config, trace.records())
+    timeline = timeline_of(trace.header.config, trace.records())
     sampled = sum(span["num_sampled"] for span in spans)
     assert sampled == len(timeline.requests[request_id].token_steps) > 0
     assert cli.main(["why", str(path), "99999"]) == 2
