@@ -214,8 +214,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int | None = None
     """Tokens in a KV block (default: 16 on the CPU; 64 on CUDA, where it is 16, 32, 64, 128 or
     256)."""
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    """Type of keys and values; 'auto' is `dtype`, 'fp8' is refused: no kernel reads it yet."""
+    kv_cache_dtype: Literal["auto", "bf16", "bfloat16", "fp8", "fp8_e4m3"] = "auto"
+    """Type of keys and values; 'auto' is `dtype`, 'fp8' (or 'fp8_e4m3') halves their memory on
+    CUDA."""
     kv_cache_memory: int | None = None
     """Bytes for the KV pool (default: a share of the free memory)."""
     kv_cache_memory_fraction: float = 0.3
@@ -262,8 +263,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("--quantization fp8 is for CUDA, got --device cpu; there int8 is")
         if self.quantization == "int8" and self.dtype not in ("auto", "float32"):
             raise ValueError(f"--quantization int8 needs --dtype float32, got {self.dtype}")
-        if self.kv_cache_dtype == "fp8":
-            raise ValueError("--kv-cache-dtype fp8 is not available yet; available: auto")
+        if self.kv_cache_dtype.startswith("fp8") and self.device == "cpu":
+            raise ValueError(
+                f"--kv-cache-dtype {self.kv_cache_dtype} is for CUDA, got --device cpu"
+            )
         if self.compilation_level != 0:
             raise ValueError(
                 f"--compilation-level must be 0, got {self.compilation_level}: the kernels are"

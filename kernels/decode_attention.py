@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cearx.kernels.paged_kv import check_pool, check_tables, gather_float
+from cearx.kernels.paged_kv import as_computed, check_pool, check_tables, check_types, gather_float
 from cearx.kernels.row_splits import (
     MAX_GROUP,
     MAX_PROGRAMS,
@@ -137,8 +137,8 @@ def _decode_kernel(
             blocks = tl.load(p_table + position // BLOCK_SIZE)
             o_token = blocks.to(tl.int64) * (2 * VALUES) + position % BLOCK_SIZE * HEAD_DIM
         p_tile = p_k + o_token[:, None] + o_d[None, :]
-        b_k = tl.load(p_tile)
-        b_v = tl.load(p_tile + VALUES)
+        b_k = as_computed(tl.load(p_tile), b_q.dtype)
+        b_v = as_computed(tl.load(p_tile + VALUES), b_q.dtype)
         scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * score_scale
         scores = tl.where((first + o_n < length)[None, :], scores, float("-inf"))
         b_max, b_sum, b_acc = softmax_step(scores, b_v, b_max, b_sum, b_acc)
@@ -185,14 +185,14 @@ def decode_attention(
 ) -> None:
     """Writes every row's attention over its first `seq_lens_R` tokens to `out_RND`.
 
-    q and out may be strided views whose heads are contiguous; q, pool and out share a type. Seats,
+    q and out may be strided views whose heads are contiguous; q and out share a type. Seats,
     lengths and tables are int32; a row of length 0 gives zeros. `config` is for tuning only.
     """
     num_kv_heads, block_size, head_dim = check_pool(kv_B2KPD)
     num_rows, num_q_heads, _ = q_RND.shape
     check_tables(block_tables_SM, seats_R, seq_lens_R)
     assert q_RND.shape == out_RND.shape == (seats_R.shape[0], num_q_heads, head_dim)
-    assert q_RND.dtype == kv_B2KPD.dtype == out_RND.dtype, "one type for q, pool and out"
+    check_types(kv_B2KPD, q_RND, out_RND)
     assert q_RND.stride()[1:] == out_RND.stride()[1:] == (head_dim, 1), "heads must be contiguous"
     group = num_q_heads // num_kv_heads
     assert num_q_heads == group * num_kv_heads and group <= MAX_GROUP, (num_q_heads, num_kv_heads)

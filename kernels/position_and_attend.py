@@ -36,7 +36,7 @@ from torch import Tensor
 from cearx.kernels import dependent_launch
 from cearx.kernels.decode_attention import reference_decode_attention
 from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
-from cearx.kernels.paged_kv import check_pool, check_tables
+from cearx.kernels.paged_kv import as_computed, as_stored, check_pool, check_tables, check_types
 from cearx.kernels.position_and_store import reference_position_and_store
 from cearx.kernels.rotary_heads import (
     load_cos_sin,
@@ -137,6 +137,8 @@ def _load_tile(
 
 @triton.jit
 def _scores(q_low, q_high, k_low, k_high, score_scale):
+    k_low = as_computed(k_low, q_low.dtype)
+    k_high = as_computed(k_high, q_low.dtype)
     scores = tl.dot(q_low, tl.trans(k_low), input_precision="ieee")
     return tl.dot(q_high, tl.trans(k_high), scores, input_precision="ieee") * score_scale
 
@@ -238,12 +240,16 @@ def _position_and_attend_kernel(
     o_slot = new_block.to(tl.int64) * (2 * VALUES) + cached % BLOCK_SIZE * HEAD_DIM
     p_slot = p_k + o_slot + o_r[:, None] * 0
     is_half = is_key[:, None] & (o_f >= 0)[None, :]
-    tl.store(p_slot + o_f[None, :], q_low, mask=is_half)
-    tl.store(p_slot + HALF + o_f[None, :], q_high, mask=is_half)
+    new_low = as_stored(q_low, p_kv.dtype.element_ty)
+    new_high = as_stored(q_high, p_kv.dtype.element_ty)
+    new_v = as_stored(new_v, p_kv.dtype.element_ty)
+    tl.store(p_slot + o_f[None, :], new_low, mask=is_half)
+    tl.store(p_slot + HALF + o_f[None, :], new_high, mask=is_half)
     tl.store(p_k + VALUES + o_slot + o_d, new_v, mask=is_new_v)
 
-    # The new key is a row of the queries' tile: one column of that tile's product with itself.
-    new_scores = _scores(q_low, q_high, q_low, q_high, score_scale)
+    # The new key is a row of the queries' tile: one column of that tile's product with itself, as
+    # the pool holds it.
+    new_scores = _scores(q_low, q_high, new_low, new_high, score_scale)
     b_max = tl.max(tl.where(is_key[None, :], new_scores, NO_SCORE), 1)
     b_sum = tl.where(has_new & (o_r >= 0), 1.0, 0.0)
     b_acc = tl.zeros([ROWS, HEAD_DIM], tl.float32) + new_v.to(tl.float32)[None, :]
@@ -256,6 +262,7 @@ def _position_and_attend_kernel(
             blocks = _load_blocks(p_table, table_width, tile + 2 * stride, BLOCK_SIZE, BLOCK_N)
             scores = _scores(q_low, q_high, k_low, k_high, score_scale)
             scores = tl.where((tile + o_n < cached)[None, :], scores, float("-inf"))
+            b_v = as_computed(b_v, dtype)
             b_max, b_sum, b_acc = softmax_step(scores, b_v, b_max, b_sum, b_acc)
             k_low, k_high, b_v = next_low, next_high, next_v
     else:
@@ -266,6 +273,7 @@ def _position_and_attend_kernel(
             blocks = _load_blocks(p_table, table_width, tile + stride, BLOCK_SIZE, BLOCK_N)
             scores = _scores(q_low, q_high, k_low, k_high, score_scale)
             scores = tl.where((tile + o_n < cached)[None, :], scores, float("-inf"))
+            b_v = as_computed(b_v, dtype)
             b_max, b_sum, b_acc = softmax_step(scores, b_v, b_max, b_sum, b_acc)
 
     write_group(
@@ -309,8 +317,8 @@ def position_and_attend(
 
     qkv is as its product left it, and stays so. `cos_sin_LD` is float32, cos of the D/2 pairs, then
     sin. Seats, lengths and tables are int32; lengths count the new token, and a row of length 0
-    writes no key and gives zeros. All else shares the model's type; out may be a strided view whose
-    heads are contiguous. `config` is for tuning only.
+    writes no key and gives zeros. All else but the pool shares the model's type; out may be a
+    strided view whose heads are contiguous. `config` is for tuning only.
     """
     num_kv_heads, block_size, head_dim = check_pool(kv_B2KPD)
     num_rows, num_q_heads, _ = out_RND.shape
@@ -320,7 +328,7 @@ def position_and_attend(
     assert out_RND.stride()[1:] == (head_dim, 1), "heads must be contiguous"
     assert qkv_RX.shape == (num_rows, (num_q_heads + 2 * num_kv_heads) * head_dim), qkv_RX.shape
     assert qkv_RX.stride(1) == 1, "a row's features must be contiguous"
-    assert qkv_RX.dtype == kv_B2KPD.dtype == out_RND.dtype, "one type for qkv, pool and out"
+    check_types(kv_B2KPD, qkv_RX, out_RND)
     assert (q_norm_D is None) == (k_norm_D is None), "a norm of q or k alone"
     assert cos_sin_LD.dtype == torch.float32 and cos_sin_LD.is_contiguous()
     assert cos_sin_LD.shape[1] == head_dim, f"{cos_sin_LD.shape} for head_dim {head_dim}"

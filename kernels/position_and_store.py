@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cearx.kernels.paged_kv import check_pool
+from cearx.kernels.paged_kv import FP8, as_stored, check_pool, check_types
 from cearx.kernels.rotary_heads import (
     load_cos_sin,
     load_norm_weights,
@@ -77,8 +77,10 @@ def _position_and_store_kernel(
     o_pool_h = (o_h - NUM_Q_HEADS) * (BLOCK_SIZE * HEAD_DIM)
     p_pool = p_kv + o_pool + o_pool_h[:, None] + o_d[None, :]
     leaves = exists & (o_h >= NUM_Q_HEADS)[:, None]
-    tl.store(p_pool, tl.where(is_value[:, None], raw_low, turned_low), mask=leaves)
-    tl.store(p_pool + HALF, tl.where(is_value[:, None], raw_high, turned_high), mask=leaves)
+    kv_low = tl.where(is_value[:, None], raw_low, turned_low)
+    kv_high = tl.where(is_value[:, None], raw_high, turned_high)
+    tl.store(p_pool, as_stored(kv_low, p_kv.dtype.element_ty), mask=leaves)
+    tl.store(p_pool + HALF, as_stored(kv_high, p_kv.dtype.element_ty), mask=leaves)
 
 
 def position_and_store(
@@ -97,14 +99,14 @@ def position_and_store(
     """Rotates q in place and writes k and v to their slots.
 
     `cos_sin_LD` is float32, cos of the D/2 pairs, then sin; positions and slots are int64, a slot
-    is block * P + offset. qkv, norms and pool share the model's type.
+    is block * P + offset. qkv and norms share the model's type.
     """
     pool_heads, block_size, head_dim = check_pool(kv_B2KPD)
     num_heads = num_q_heads + 2 * num_kv_heads
     num_tokens = qkv_TX.shape[0]
     assert pool_heads == num_kv_heads, f"{num_kv_heads} heads for a pool of {pool_heads}"
     assert qkv_TX.shape[1] == num_heads * head_dim and qkv_TX.stride(1) == 1, f"{qkv_TX.shape}"
-    assert qkv_TX.dtype == kv_B2KPD.dtype, f"{qkv_TX.dtype} for a pool of {kv_B2KPD.dtype}"
+    check_types(kv_B2KPD, qkv_TX)
     assert (q_norm_D is None) == (k_norm_D is None), "a norm of q or k alone"
     assert cos_sin_LD.dtype == torch.float32 and cos_sin_LD.is_contiguous()
     assert cos_sin_LD.shape[1] == head_dim, f"{cos_sin_LD.shape} for head_dim {head_dim}"
@@ -146,7 +148,10 @@ def reference_position_and_store(
     num_q_heads: int,
     num_kv_heads: int,
 ) -> tuple[Tensor, Tensor]:
-    """Returns (qkv_TX, kv_B2KPD) afterwards, float32 without any rounding; changes nothing."""
+    """Returns (qkv_TX, kv_B2KPD) afterwards, float32 without any rounding but that to e4m3.
+
+    Changes nothing.
+    """
     _, block_size, head_dim = check_pool(kv_B2KPD)
     kv = kv_B2KPD.to(torch.float32, copy=True)
     x_THD = qkv_TX.float().unflatten(1, (-1, head_dim)).clone()
@@ -163,6 +168,9 @@ def reference_position_and_store(
             torch.cat((low * cos_T1F - high * sin_T1F, high * cos_T1F + low * sin_T1F), dim=-1)
         )
     blocks, offsets = slots_T // block_size, slots_T % block_size
-    kv[blocks, 0, :, offsets] = turned[1]
-    kv[blocks, 1, :, offsets] = v_THD
+    stored = [turned[1], v_THD]
+    if kv_B2KPD.dtype == FP8:
+        stored = [heads_THD.to(FP8).float() for heads_THD in stored]
+    for index, heads_THD in enumerate(stored):
+        kv[blocks, index, :, offsets] = heads_THD
     return torch.cat((turned[0], k_THD, v_THD), dim=1).flatten(1), kv

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cearx.kernels.paged_kv import check_pool, check_tables, gather_float
+from cearx.kernels.paged_kv import as_computed, check_pool, check_tables, check_types, gather_float
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _walk(
             blocks = tl.load(p_table + position // BLOCK_SIZE)
             o_token = blocks.to(tl.int64) * (2 * VALUES) + position % BLOCK_SIZE * HEAD_DIM
         p_tile = p_k + o_token[:, None] + o_d[None, :]
-        b_k = tl.load(p_tile)
+        b_k = as_computed(tl.load(p_tile), b_q.dtype)
         scores = tl.dot(b_q, tl.trans(b_k), input_precision="ieee")
         if MASKED:
             seen = (first + o_n)[None, :] <= b_position[:, None]
@@ -97,7 +97,7 @@ def _walk(
         rescale = tl.exp2(b_max - new_max)
         b_sum = b_sum * rescale + tl.sum(b_p, 1)
         b_acc = b_acc * rescale[:, None]
-        b_v = tl.load(p_tile + VALUES)
+        b_v = as_computed(tl.load(p_tile + VALUES), b_q.dtype)
         b_acc = tl.dot(b_p.to(b_v.dtype), b_v, b_acc, input_precision="ieee")
         b_max = new_max
     return b_max, b_sum, b_acc
@@ -223,7 +223,7 @@ def prefill_attention(
     Chunk c owns tokens [cu_seqlens_q[c], cu_seqlens_q[c + 1]), at most `max_q_len` (longer ones
     would be cut), and the last of them is token seq_lens_C[c] - 1 of its request. cu_seqlens_q
     [C + 1], seats, lengths and tables are int32. q and out may be strided views whose heads are
-    contiguous; q, pool and out share a type. `config` is for tuning only.
+    contiguous; q and out share a type. `config` is for tuning only.
     """
     num_kv_heads, block_size, head_dim = check_pool(kv_B2KPD)
     num_q_heads = q_TND.shape[1]
@@ -231,7 +231,7 @@ def prefill_attention(
     num_chunks = seats_C.shape[0]
     assert cu_seqlens_q.dtype == torch.int32 and cu_seqlens_q.shape == (num_chunks + 1,)
     assert q_TND.shape == out_TND.shape and q_TND.shape[2] == head_dim
-    assert q_TND.dtype == kv_B2KPD.dtype == out_TND.dtype, "one type for q, pool and out"
+    check_types(kv_B2KPD, q_TND, out_TND)
     assert q_TND.stride()[1:] == out_TND.stride()[1:] == (head_dim, 1), "heads must be contiguous"
     group = num_q_heads // num_kv_heads
     assert num_q_heads == group * num_kv_heads, (num_q_heads, num_kv_heads)

@@ -15,8 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from cearx.kernels import dependent_launch
-from cearx.kernels.dependent_launch import let_next_start, wait_for_previous
 from cearx.kernels.fp8_weight import FP8, MAX_VALUE, Fp8Weight
 
 ALIGNMENT = 16
@@ -63,14 +61,11 @@ def _round_rows_kernel(
     BLOCK_K: tl.constexpr,
     MAX: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    let_next_start(PDL)
     i_t = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, BLOCK_K)
     if HAS_NORM:
         b_norm = tl.load(p_norm + o_k, mask=o_k < K, other=0.0).to(tl.float32)
-    wait_for_previous(PDL)
     b_x = tl.load(p_x + i_t * K + o_k, mask=o_k < K, other=0.0).to(tl.float32)
     if HAS_NORM:
         b_x = b_x * tl.rsqrt(tl.sum(b_x * b_x, axis=0) / K + eps) * b_norm
@@ -106,9 +101,7 @@ def round_rows(
         BLOCK_K=block,
         MAX=MAX_VALUE,
         HAS_NORM=norm_weight_K is not None,
-        PDL=dependent_launch.ENABLED,
         num_warps=min(max(block // 512, 1), 16),
-        **dependent_launch.launch_options(),
     )
     return values_TK
 

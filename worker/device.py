@@ -45,7 +45,10 @@ def choose_device(config: WorkerConfig) -> torch.device:
                 "--quantization int8 is for the CPU and this machine has a GPU: add --device cpu"
             )
         device = torch.device("cuda", torch.cuda.current_device())
-        _refuse_fp8_without_hardware(config, device)
+        if config.quantization == "fp8":
+            _check_fp8("--quantization fp8", device)
+        if config.kv_cache_dtype.startswith("fp8"):
+            _check_fp8(f"--kv-cache-dtype {config.kv_cache_dtype}", device)
         return device
     if config.device == "cuda":
         raise StartupError(
@@ -59,11 +62,11 @@ def choose_device(config: WorkerConfig) -> torch.device:
     return torch.device("cpu")
 
 
-def _refuse_fp8_without_hardware(config: WorkerConfig, device: torch.device) -> None:
+def _check_fp8(flag: str, device: torch.device) -> None:
     capability = torch.cuda.get_device_capability(device)
-    if config.quantization == "fp8" and capability < FP8_CAPABILITY:
+    if capability < FP8_CAPABILITY:
         raise StartupError(
-            f"--quantization fp8 needs a GPU of compute capability {FP8_CAPABILITY[0]}."
+            f"{flag} needs a GPU of compute capability {FP8_CAPABILITY[0]}."
             f"{FP8_CAPABILITY[1]}, this one has {capability[0]}.{capability[1]}"
         )
 

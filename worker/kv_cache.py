@@ -13,6 +13,30 @@ from cearx.core.child import StartupError
 from cearx.core.config import WorkerConfig
 from cearx.worker.model_config import ModelConfig
 
+KV_TYPES = {
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+}
+"""What --kv-cache-dtype may name beside 'auto'."""
+
+
+def kv_type(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Type of keys and values of a model that computes in `dtype`.
+
+    Raises StartupError for one that no kernel of the device reads.
+    """
+    wanted = KV_TYPES.get(name, dtype)
+    if wanted == torch.float8_e4m3fn and device.type == "cpu":
+        raise StartupError(f"--kv-cache-dtype {name} needs a GPU; on the CPU there is auto")
+    if wanted not in (dtype, torch.float8_e4m3fn):
+        raise StartupError(
+            f"--kv-cache-dtype {name} for a model that computes in "
+            f"{str(dtype).removeprefix('torch.')}: keys and values have the model's type, or fp8"
+        )
+    return wanted
+
 
 class KVCache:
     """Blocks of all layers. Memory is uninitialised: nothing reads a slot before it was written."""

@@ -26,7 +26,7 @@ from cearx.core.messages import CoreToWorker, ExecuteStep, StepResult, WorkerRea
 from cearx.worker.batch_inputs import BatchInputsBuilder
 from cearx.worker.device import StepSizes, choose_device, choose_sizes
 from cearx.worker.grammar_table import GrammarTable
-from cearx.worker.kv_cache import KVCache
+from cearx.worker.kv_cache import KVCache, kv_type
 from cearx.worker.memory_plan import (
     MemoryPlan,
     memory_table,
@@ -154,6 +154,7 @@ def _start_cpu(
         spec.model, config, lambda done, total: progress("loading weights", done, total)
     )
     log.info(weights_text(loaded.bytes_by_form))
+    kv_type(config.kv_cache_dtype, loaded.dtype, device)
     memory = plan_memory(
         config,
         loaded.config,

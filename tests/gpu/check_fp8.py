@@ -9,6 +9,7 @@ decode steps.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -23,8 +24,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests/support"))
 import torch
 from check_worker import check_small, start_model, time_decodes, time_prefill
 from linear_shapes import QWEN3_06B, QWEN3_8B, Operands, Product, graph_us, random_weight
+from paged_attention import Heads, make_decode_rows, make_problem, relative_error
 
+from cearx.kernels.decode_attention import decode_attention, reference_decode_attention
 from cearx.kernels.layer_linear import choice_for
+from cearx.kernels.paged_kv import FP8
+from cearx.kernels.position_and_attend import position_and_attend, reference_position_and_attend
+from cearx.kernels.prefill_attention import prefill_attention, reference_prefill_attention
+from cearx.kernels.row_splits import make_scratch
 
 TOKENS = (1, 2, 4, 16, 64, 512)
 PRODUCTS = (*QWEN3_8B[:4], *QWEN3_06B[:4])
@@ -40,6 +47,11 @@ MAX_ERROR, MAX_ERROR_ROUNDED = 1e-2, 6e-2
 """Of kernels that take exact activations, and of the library's product, which rounds them."""
 STEPS = ((1, 32), (16, 32), (64, 32), (64, 1024))
 """(requests, tokens of each when the timing begins)."""
+
+HEADS = (Heads(32, 8, 128, 64), Heads(16, 8, 128, 64), Heads(9, 3, 64, 16), Heads(28, 4, 128, 32))
+LENGTHS = [1, 15, 64, 300, 1023, 2048, 4096, 9000]
+MAX_ERROR_KV = 8e-2
+"""Largest difference over the root mean square, in bfloat16."""
 
 Job = tuple[Product, int, bool]
 
@@ -119,6 +131,42 @@ def check_products() -> list[dict[str, Any]]:
     return rows
 
 
+def check_kv(heads: Heads, device: torch.device) -> dict[str, Any]:
+    """Errors of the attention kernels over an e4m3 pool, and of the same over bfloat16."""
+    found: dict[str, Any] = {"heads": str(heads)}
+    for kind in (torch.bfloat16, FP8):
+        exact = make_problem(heads, LENGTHS, dtype=torch.bfloat16, device=device, seed=3)
+        problem = dataclasses.replace(exact, kv_B2KPD=exact.kv_B2KPD.to(kind))
+        scratch = make_scratch(len(LENGTHS), heads.num_q_heads, heads.head_dim, device)
+        tables = (problem.kv_B2KPD, problem.block_tables_SM, problem.seats)
+        q_RND = exact.queries(len(LENGTHS), seed=7)
+        out_RND = torch.full_like(q_RND, torch.nan)
+        decode_attention(q_RND, *tables, problem.lengths, out_RND, scratch, problem.scale)
+        wanted = reference_decode_attention(q_RND, *tables, problem.lengths, problem.scale)
+        found[f"decode {kind}"] = relative_error(out_RND, wanted)
+
+        chunks = [1, 9, 64, 100, 3, 700, 512, 130]
+        cu_seqlens = torch.tensor([0, *chunks]).cumsum(0).to(device, torch.int32)
+        q_TND = exact.queries(sum(chunks), seed=8)
+        out_TND = torch.full_like(q_TND, torch.nan)
+        inputs = (q_TND, *tables, cu_seqlens, problem.lengths)
+        prefill_attention(*inputs, out_TND, max(chunks), problem.scale)
+        wanted = reference_prefill_attention(*inputs, problem.scale)
+        found[f"prefill {kind}"] = relative_error(out_TND, wanted)
+
+        rows = make_decode_rows(exact, with_norm=True, seed=2)
+        pool = dataclasses.replace(rows.problem, kv_B2KPD=rows.problem.kv_B2KPD.to(kind))
+        rows = dataclasses.replace(rows, problem=pool)
+        wanted, _ = reference_position_and_attend(*rows.arguments(), problem.scale)
+        out_RND = torch.full_like(out_RND, torch.nan)
+        position_and_attend(*rows.arguments(), out_RND, scratch, problem.scale)
+        found[f"attend {kind}"] = relative_error(out_RND, wanted)
+    errors = [error for error in found.values() if isinstance(error, float)]
+    found["right"] = max(errors) < MAX_ERROR_KV
+    print("" if found["right"] else "WRONG ", found, flush=True)
+    return found
+
+
 def check_model(name: str, device: torch.device, **flags: Any) -> dict[str, Any]:
     """Start-up's memory and milliseconds of decode steps and prompts."""
     started, sizes = start_model(
@@ -146,7 +194,7 @@ def check_model(name: str, device: torch.device, **flags: Any) -> dict[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", default=["products", "small", "8b"])
+    parser.add_argument("--parts", nargs="+", default=["kv", "products", "small", "8b"])
     parser.add_argument("--output", type=Path, default=Path("check_fp8.json"))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -156,16 +204,21 @@ def main() -> int:
     device = torch.device("cuda", 0)
     torch.cuda.set_stream(torch.cuda.Stream(device))
     results: dict[str, Any] = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__}
+    if "kv" in arguments.parts:
+        results["kv"] = [check_kv(heads, device) for heads in HEADS]
     if "products" in arguments.parts:
         results["products"] = check_products()
     for name in ("tiny", "medium") if "small" in arguments.parts else ():
         results[name] = check_small(name, device, fp8=True)
         print(name, results[name], f"{time.monotonic() - begin:.0f} s", flush=True)
     if "8b" in arguments.parts:
-        results["8b"] = check_model("qwen3_8b", device, quantization="fp8")
+        results["8b"] = check_model("qwen3_8b", device, quantization="fp8", kv_cache_dtype="fp8")
+    if "8b-weights" in arguments.parts:
+        results["8b-weights"] = check_model("qwen3_8b", device, quantization="fp8")
     arguments.output.write_text(json.dumps(results, indent=1))
     print(f"{time.monotonic() - begin:.0f} s")
-    return 0 if all(row["right"] for row in results.get("products", [])) else 1
+    checked = [*results.get("kv", []), *results.get("products", [])]
+    return 0 if all(row["right"] for row in checked) else 1
 
 
 if __name__ == "__main__":

@@ -66,20 +66,24 @@ def device_decoder(
     return device_decoder
 
 
-def device_model(model: DeviceDecoder, config: SchedulerConfig) -> DeviceModel:
+def device_model(
+    model: DeviceDecoder, config: SchedulerConfig, kv_dtype: torch.dtype | None = None
+) -> DeviceModel:
     """The decoder with its buffers, over a pool in which nothing is a number before written."""
     sizes = StepSizes(config.block_size, config.max_num_seqs, config.max_num_batched_tokens)
-    built = build_model(model, sizes, config.max_model_len)
+    built = build_model(model, sizes, config.max_model_len, kv_dtype)
     built.allocate_kv(config.num_blocks)
     for layer_B2KPD in built.kv_layers_B2KPD:
         layer_B2KPD[: config.num_blocks].fill_(torch.nan)
     return built
 
 
-def device_runner(model: DeviceDecoder, config: SchedulerConfig) -> CudaRunner:
+def device_runner(
+    model: DeviceDecoder, config: SchedulerConfig, kv_dtype: torch.dtype | None = None
+) -> CudaRunner:
     """A runner of the sizes that a scheduler plans for."""
     sizes = StepSizes(config.block_size, config.max_num_seqs, config.max_num_batched_tokens)
-    return build_runner(device_model(model, config), sizes, config.max_model_len)
+    return build_runner(device_model(model, config, kv_dtype), sizes, config.max_model_len)
 
 
 def use_references(monkeypatch: pytest.MonkeyPatch) -> None:

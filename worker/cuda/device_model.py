@@ -25,10 +25,12 @@ class DeviceModel:
         batch: DeviceBatch,
         workspace: Workspace,
         block_size: int,
+        kv_dtype: torch.dtype,
     ) -> None:
         self.decoder = decoder
         self.batch = batch
         self.block_size = block_size
+        self._kv_dtype = kv_dtype
         self.kv_layers_B2KPD: list[Tensor] = []
         self.spare_slot = 0
         """Where padded tokens are written: in the spare block."""
@@ -52,7 +54,7 @@ class DeviceModel:
         self.kv_layers_B2KPD.clear()
         shape = (num_blocks + 1, 2, config.num_kv_heads, self.block_size, config.head_dim)
         for _ in range(config.num_layers):
-            pool = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+            pool = torch.zeros(shape, dtype=self._kv_dtype, device=decoder.device)
             self.kv_layers_B2KPD.append(pool)
         self.batch.set_spare_block(num_blocks)
         self.spare_slot = num_blocks * self.block_size

@@ -26,7 +26,7 @@ from cearx.worker.cuda.runner import CudaRunner
 from cearx.worker.cuda.staging import InputStaging, TokenRing
 from cearx.worker.cuda.warm_up import warm_products, warm_up
 from cearx.worker.device import StepSizes
-from cearx.worker.kv_cache import block_bytes
+from cearx.worker.kv_cache import block_bytes, kv_type
 from cearx.worker.memory_plan import weights_text
 from cearx.worker.model_config import ModelConfig
 from cearx.worker.model_loader import DTYPES, Checkpoint, bytes_by_form, fill_from, open_checkpoint
@@ -105,14 +105,15 @@ def _start(
 
     stages.enter("measuring memory")
     before = torch.cuda.memory_allocated(device)
-    model = build_model(decoder, sizes, wanted)
+    kv_dtype = kv_type(spec.config.kv_cache_dtype, decoder.dtype, device)
+    model = build_model(decoder, sizes, wanted, kv_dtype)
     sizes_with_graph = decode_graph_sizes(_given_sizes(spec.config), sizes.max_num_seqs)
     measured = _measure(model, sizes, wanted, weights, before, sizes_with_graph, spec.config)
     plan = plan_cuda_memory(
         spec.config,
         measured,
         block_size=sizes.block_size,
-        bytes_per_block=block_bytes(config, sizes.block_size, decoder.dtype),
+        bytes_per_block=block_bytes(config, sizes.block_size, kv_dtype),
         max_num_seqs=sizes.max_num_seqs,
         model_len_wanted=wanted,
     )
@@ -168,8 +169,16 @@ def load_decoder(
     return decoder
 
 
-def build_model(decoder: DeviceDecoder, sizes: StepSizes, max_model_len: int) -> DeviceModel:
-    """All buffers of the largest step; the KV pool has one block until it is allocated."""
+def build_model(
+    decoder: DeviceDecoder,
+    sizes: StepSizes,
+    max_model_len: int,
+    kv_dtype: torch.dtype | None = None,
+) -> DeviceModel:
+    """All buffers of the largest step; the KV pool has one block until it is allocated.
+
+    Keys and values are of the model's type where `kv_dtype` names none.
+    """
     max_blocks = -(-max_model_len // sizes.block_size)
     batch = DeviceBatch(sizes.max_num_seqs, max_blocks, decoder.device)
     workspace = Workspace(
@@ -180,7 +189,7 @@ def build_model(decoder: DeviceDecoder, sizes: StepSizes, max_model_len: int) ->
         decoder.device,
         fp8=decoder.fp8,
     )
-    model = DeviceModel(decoder, batch, workspace, sizes.block_size)
+    model = DeviceModel(decoder, batch, workspace, sizes.block_size, kv_dtype or decoder.dtype)
     model.allocate_kv(1)
     return model
 
