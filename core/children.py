@@ -14,6 +14,8 @@ from cearx.core.child import encode_launch
 from cearx.core.config import Launch
 
 KILL_AFTER_S = 5.0
+PROFILE_END_S = 300.0
+"""For a worker that has a profile to write."""
 """How long a child may take to end after SIGTERM."""
 
 

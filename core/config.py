@@ -237,8 +237,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seed of dummy weights."""
     num_threads: int | None = None
     """Threads of the worker on the CPU (default: the physical cores)."""
+    profiler_dir: Path | None = None
+    """Folder for traces of torch's profiler, which POST /start_profile begins and /stop_profile
+    writes (default: there are no such endpoints)."""
+    profile: Path | None = None
+    """Folder for one such trace of the whole run, from ready to the end; for short runs."""
 
     def __post_init__(self) -> None:
+        if None not in (self.profile, self.profiler_dir) and self.profile != self.profiler_dir:
+            raise ValueError(
+                f"--profile {self.profile} and --profiler-dir {self.profiler_dir} both give the"
+                " folder of traces; give one of them"
+            )
         _at_least("--max-model-len", self.max_model_len, 2)
         _at_least("--block-size", self.block_size, 1)
         _at_least("--kv-cache-memory", self.kv_cache_memory, 1)
@@ -280,6 +290,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"--cuda-graph-sizes {self.cuda_graph_sizes} contradicts --enforce-eager,"
                     " with which there are no graphs"
                 )
+
+    @property
+    def profiler_folder(self) -> Path | None:
+        """Where traces go; None: nothing is profiled."""
+        return self.profiler_dir or self.profile
 
 
 def graph_sizes(text: str) -> tuple[int, ...]:

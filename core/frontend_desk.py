@@ -26,6 +26,8 @@ from cearx.core.messages import (
     GrammarPrepared,
     Output,
     PrefixCacheWasReset,
+    Profile,
+    Profiled,
     ReadMetrics,
     ResetPrefixCache,
     StepOutputs,
@@ -91,6 +93,10 @@ class FrontendDesk:
         failed = msgspec.structs.replace(failed, is_grammar_fault=True)
         self.send_outputs({frontend_index: [failed]})
 
+    def tell_profiled(self, profiled: Profiled) -> None:
+        """The worker's answer goes to the frontend that asked."""
+        self._send(profiled.frontend_index, profiled)
+
     def send_outputs(self, outputs: dict[int, list[Output]]) -> None:
         """What each frontend, by its index, gets of a step."""
         for frontend_index, batch in outputs.items():
@@ -123,6 +129,9 @@ class FrontendDesk:
             self._engine.cancel(frontend_index, message)
         elif isinstance(message, Vocabulary):
             self._send_to_worker(message)
+        elif isinstance(message, Profile):
+            asked = msgspec.structs.replace(message, frontend_index=frontend_index)
+            self._send_to_worker(asked)
         elif isinstance(message, ReadMetrics):
             self._send(frontend_index, self._read_metrics(message.number))
         elif isinstance(message, ResetPrefixCache):

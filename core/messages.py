@@ -177,8 +177,35 @@ class AbortLabels(_Message, frozen=True, tag="abort_labels"):
     labels: tuple[str, ...]
 
 
+class Profile(_Message, frozen=True, tag="profile"):
+    """Starts or stops the worker's profiler, in order with the steps; answered by `Profiled`."""
+
+    number: int
+    is_on: bool
+    frontend_index: int = 0
+    """Whose question it is; set by the core, which passes it on to the worker."""
+
+
+class Profiled(_Message, frozen=True, tag="profiled"):
+    """From the worker, and from the core to the frontend that asked."""
+
+    frontend_index: int
+    number: int
+    path: str | None
+    """The trace that a stop has written."""
+    error: str | None
+    """Why nothing was started or stopped."""
+
+
 FrontendToCore = (
-    FrontendHello | Vocabulary | Submit | Cancel | ResetPrefixCache | ReadMetrics | AbortLabels
+    FrontendHello
+    | Vocabulary
+    | Submit
+    | Cancel
+    | ResetPrefixCache
+    | ReadMetrics
+    | AbortLabels
+    | Profile
 )
 
 # --- core -> frontend -----------------------------------------------------------------------
@@ -196,6 +223,8 @@ class EngineReady(_Message, frozen=True, tag="ready"):
     """Whether a request's priority counts."""
     embedding_size: int | None = None
     """Components of an embedding; None: the server makes none."""
+    has_profiler: bool = False
+    """Whether `Profile` can write traces."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -244,7 +273,13 @@ class PrefixCacheWasReset(_Message, frozen=True, tag="prefix_cache_was_reset"):
 
 
 CoreToFrontend = (
-    EngineReady | StepOutputs | Refused | EngineMetrics | PrefixCacheWasReset | AbortLabels
+    EngineReady
+    | StepOutputs
+    | Refused
+    | EngineMetrics
+    | PrefixCacheWasReset
+    | AbortLabels
+    | Profiled
 )
 
 # --- core -> worker -------------------------------------------------------------------------
@@ -276,7 +311,7 @@ class ExecuteStep(_Message, frozen=True, tag="step"):
     """Forget these; applied before the plan."""
 
 
-CoreToWorker = ExecuteStep | Vocabulary | PrepareGrammar
+CoreToWorker = ExecuteStep | Vocabulary | PrepareGrammar | Profile
 
 # --- worker -> core -------------------------------------------------------------------------
 
@@ -291,6 +326,8 @@ class WorkerReady(_Message, frozen=True, tag="worker_ready"):
     max_num_batched_tokens: int
     embedding_size: int | None = None
     """Components of an embedding; None: the server makes none."""
+    has_profiler: bool = False
+    """Whether `Profile` can write traces."""
 
 
 class RowOutput(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -341,7 +378,7 @@ class GrammarPrepared(_Message, frozen=True, tag="grammar_prepared"):
     """Why there will be no such grammar."""
 
 
-WorkerToCore = WorkerReady | StepResult | GrammarPrepared
+WorkerToCore = WorkerReady | StepResult | GrammarPrepared | Profiled
 
 # --- child -> supervisor --------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from cearx.core.messages import (
     EngineReady,
     FrontendToCore,
     GrammarPrepared,
+    Profiled,
     StepResult,
     WorkerReady,
     WorkerToCore,
@@ -171,6 +172,8 @@ class CoreProcess:
                 self._finish(engine, desk, result)
             elif isinstance(result, GrammarPrepared):
                 desk.let_in(result)
+            elif isinstance(result, Profiled):
+                desk.tell_profiled(result)
 
     def _finish(self, engine: Engine, desk: FrontendDesk, result: StepResult) -> None:
         for row in result.rows:
@@ -249,6 +252,7 @@ def main() -> int:
         enable_prefix_caching=config.enable_prefix_caching,
         has_priorities=config.scheduling_policy == "priority",
         embedding_size=worker.embedding_size,
+        has_profiler=worker.has_profiler,
     )
     try:
         metrics = MetricsFold(config.max_model_len, generates=spec.generates)

@@ -21,7 +21,7 @@ from cearx.core.api_keys import api_key_digests
 from cearx.core.block_hash import SECRET_SIZE
 from cearx.core.certificate import CannotUseCertificate, check_certificate
 from cearx.core.child import configure_logging, endpoint, signal_fd
-from cearx.core.children import Child, end_all
+from cearx.core.children import KILL_AFTER_S, PROFILE_END_S, Child, end_all
 from cearx.core.config import (
     CoreConfig,
     CoreLaunch,
@@ -177,6 +177,7 @@ class Supervisor:
         listen_fd = listener.fileno()
         self._startup_timeout_s = flags.server.startup_timeout
         self._shutdown_timeout_s = flags.frontend.shutdown_timeout
+        self._may_profile = flags.worker.profiler_folder is not None
         self._launches = _launches(files, flags, boot_id, runtime_dir, listen_fd, api_key_digests)
         self._children: list[Child] = []
         self._is_ready = False
@@ -284,7 +285,8 @@ class Supervisor:
         if self._is_ready:  # before that SIGINT is not theirs to take
             for child in frontends:
                 child.signal(signal.SIGINT)  # the time of running requests is over
-        end_all([frontends, [core], [worker]])
+        end_all([frontends, [core]])
+        end_all([[worker]], PROFILE_END_S if self._may_profile else KILL_AFTER_S)
         self._context.destroy(linger=0)
 
 

@@ -90,6 +90,10 @@ class StepNote(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     may be among them, for others leave behind the next plan."""
 
 
+NUM_NOTED_MIN = 2
+"""Fields of a note without a default."""
+
+
 class TraceEnd(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """How many records of each class stand before it in its segment."""
 
@@ -214,6 +218,17 @@ def _encode_plan(plan: StepPlan, decodes: tuple[int, ...]) -> bytes:
     return _encode(msgspec.structs.replace(plan, decodes=decodes))
 
 
+def _encode_note(note: StepNote) -> bytes:
+    """Without the last ones of its times that were not measured: decoding puts them back."""
+    if note.apply_us:  # a live core measures all of them
+        return _encode(note)
+    times = msgspec.structs.astuple(note)
+    end = len(times)
+    while end > NUM_NOTED_MIN and not times[end - 1]:
+        end -= 1
+    return _encode(times[:end])
+
+
 def encode_record(record: Record) -> tuple[int, int, bytes]:
     """The type, the flags and the payload of a record that refers to no other."""
     if isinstance(record, StepPlan):
@@ -224,6 +239,8 @@ def encode_record(record: Record) -> tuple[int, int, bytes]:
         short = shorten(record)
         if short is not None:
             return RECORD_TYPES[type(record)], COMPACT, _encode(short)
+    elif isinstance(record, StepNote):
+        return RecordType.NOTE, 0, _encode_note(record)
     return RECORD_TYPES[type(record)], 0, _encode(record)
 
 

@@ -21,6 +21,7 @@ from cearx.frontend.http_io import refuse_body
 from cearx.frontend.metrics_route import metrics_endpoint
 from cearx.frontend.openai_types import ModelCard, ModelList, PrefixCacheResetAnswer
 from cearx.frontend.openapi import describe_api
+from cearx.frontend.profiler_routes import profiler_routes
 from cearx.frontend.server_state import ServerState
 from cearx.frontend.task_routes import task_routes
 from cearx.frontend.token_routes import abort_requests, detokenize, json_endpoint, tokenize
@@ -58,6 +59,7 @@ def _routes(state: ServerState) -> Starlette:
             Route("/v1/models/{name:path}", _model(state)),
             Route("/reset_prefix_cache", _reset_prefix_cache(state), methods=["POST"]),
             *_small_routes(state),
+            *profiler_routes(state),
             *task_routes(state),
         ],
         exception_handlers={

@@ -1,4 +1,4 @@
-"""Questions to the core, and the answers on their way: what it counted, what a reset did.
+"""Questions to the core, and the answers on their way: counts, a reset, a start of the profiler.
 
 Owns the numbers that match them and the time that an answer may take. Called by `engine_client.py`.
 """
@@ -11,6 +11,8 @@ from cearx.core.messages import (
     EngineMetrics,
     FrontendToCore,
     PrefixCacheWasReset,
+    Profile,
+    Profiled,
     ReadMetrics,
     ResetPrefixCache,
 )
@@ -18,12 +20,14 @@ from cearx.frontend.errors import ApiError, unavailable
 
 ANSWER_WITHIN_S = 5.0
 """The core answers between two steps."""
+PROFILED_WITHIN_S = 300.0
+"""The worker answers when the trace is written, a second for some ten thousand events."""
 
-Answer = EngineMetrics | PrefixCacheWasReset
+Answer = EngineMetrics | PrefixCacheWasReset | Profiled
 
 
 class CoreQuestions:
-    """Use inside the event loop; both questions raise ApiError (503) when no answer comes."""
+    """Use inside the event loop; all questions raise ApiError (503) when no answer comes."""
 
     def __init__(self, send: Callable[[FrontendToCore], None]) -> None:
         self._send = send
@@ -42,19 +46,30 @@ class CoreQuestions:
         assert isinstance(answer, PrefixCacheWasReset), f"a reset was asked for, {answer} came"
         return answer.outcome
 
+    async def profile(self, is_on: bool) -> Profiled:
+        """Starts or stops the worker's profiler."""
+        question = Profile(number=self._take_number(), is_on=is_on)
+        answer = await self._ask(question, PROFILED_WITHIN_S)
+        assert isinstance(answer, Profiled), f"a profile was asked for, {answer} came"
+        return answer
+
     def _take_number(self) -> int:
         self._next_number += 1
         return self._next_number
 
-    async def _ask(self, question: ReadMetrics | ResetPrefixCache) -> Answer:
+    async def _ask(
+        self,
+        question: ReadMetrics | ResetPrefixCache | Profile,
+        within_s: float = ANSWER_WITHIN_S,
+    ) -> Answer:
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._open[question.number] = future
         self._send(question)
         try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
+            async with asyncio.timeout(within_s):
                 return await future
         except TimeoutError:
-            message = f"The engine did not answer within {ANSWER_WITHIN_S:.0f} s"
+            message = f"The engine did not answer within {within_s:.0f} s"
             raise unavailable(message, "engine_busy") from None
         finally:
             del self._open[question.number]

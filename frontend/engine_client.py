@@ -17,6 +17,7 @@ from cearx.core.messages import (
     CoreToFrontend,
     EngineMetrics,
     PrefixCacheWasReset,
+    Profiled,
     Refused,
     StepOutputs,
     Vocabulary,
@@ -50,7 +51,7 @@ class EngineClient:
             context, runtime_dir, boot_id, frontend_index, self._on_message, self._on_lost
         )
         self.requests = RequestWindow(self._socket.send)
-        self._questions = CoreQuestions(self._socket.send)
+        self.questions = CoreQuestions(self._socket.send)
 
     def submit(
         self, requests: Sequence[EngineRequest], received_us: int | None = None
@@ -70,7 +71,7 @@ class EngineClient:
     async def read_metrics(self) -> EngineMetrics:
         """What the core has counted up to now, for all frontends; raises ApiError (503)."""
         self.require_engine()
-        return await self._questions.read_metrics()
+        return await self.questions.read_metrics()
 
     def abort_labels(self, labels: Sequence[str]) -> None:
         """Ends the requests with these ids in whatever frontend; raises ApiError (503)."""
@@ -80,7 +81,7 @@ class EngineClient:
     async def reset_prefix_cache(self) -> PrefixCacheEmptied:
         """Lets the core find nothing again that was computed before; raises ApiError (503)."""
         self.require_ready()
-        return await self._questions.reset_prefix_cache()
+        return await self.questions.reset_prefix_cache()
 
     @property
     def is_busy(self) -> bool:
@@ -99,8 +100,8 @@ class EngineClient:
             self.requests.take(message.outputs)
         elif isinstance(message, Refused):
             self.requests.refuse(message)
-        elif isinstance(message, EngineMetrics | PrefixCacheWasReset):
-            self._questions.answer(message)
+        elif isinstance(message, EngineMetrics | PrefixCacheWasReset | Profiled):
+            self.questions.answer(message)
         elif isinstance(message, AbortLabels):
             self.labels.abort(message.labels)
         else:
@@ -115,5 +116,5 @@ class EngineClient:
 
     def _go_down(self, error: ApiError) -> None:
         self.status.go_down(error)
-        self._questions.fail(error)
+        self.questions.fail(error)
         self.requests.fail(error)

@@ -33,6 +33,7 @@ from cearx.frontend.pooling_types import (
     ScoreAnswer,
     ScoreRequest,
 )
+from cearx.frontend.profiler_routes import START, STOP, ProfileAnswer
 from cearx.frontend.responses_types import Response, ResponsesRequest
 from cearx.frontend.task_routes import PATHS, RERANK_PATHS, SCORE_PATHS
 from cearx.frontend.token_routes import (
@@ -80,7 +81,7 @@ def describe_api(*, has_keys: bool, task: Task) -> dict[str, Any]:
     posts = {path: pair for path, pair in POSTS.items() if task in PATHS.get(path, (task,))}
     types = [kind for pair in posts.values() for kind in pair if kind is not None]
     types += [kind for kind in GETS.values() if kind is not None]
-    types += [ErrorBody, AnthropicErrorBody, PrefixCacheResetAnswer]
+    types += [ErrorBody, AnthropicErrorBody, PrefixCacheResetAnswer, ProfileAnswer]
     references, schemas = msgspec.json.schema_components(types, ref_template=REFERENCE)
     of: dict[Struct, Any] = dict(zip(types, references, strict=True))
     paths: dict[str, Any] = {}
@@ -97,6 +98,9 @@ def describe_api(*, has_keys: bool, task: Task) -> dict[str, Any]:
     paths["/reset_prefix_cache"] = {
         "post": {"responses": _responses(_content(of[PrefixCacheResetAnswer]), of[ErrorBody])}
     }
+    for path in (START, STOP):
+        good = _content(of[ProfileAnswer])
+        paths[path] = {"post": {"responses": _responses(good, of[ErrorBody])}}
     for path, found in GETS.items():
         good = {} if found is None else _content(of[found])
         paths[path] = {"get": {"responses": _responses(good, of[ErrorBody])}}

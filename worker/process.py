@@ -22,7 +22,14 @@ from cearx.core.child import StartupError, SupervisorLink, endpoint, read_launch
 from cearx.core.config import WorkerLaunch
 from cearx.core.link import LINGER_MS, Channel, DealerLink, configure
 from cearx.core.machine import available_cores, free_memory
-from cearx.core.messages import CoreToWorker, ExecuteStep, StepResult, WorkerReady, WorkerToCore
+from cearx.core.messages import (
+    CoreToWorker,
+    ExecuteStep,
+    Profile,
+    StepResult,
+    WorkerReady,
+    WorkerToCore,
+)
 from cearx.worker.batch_inputs import BatchInputsBuilder
 from cearx.worker.device import StepSizes, choose_device, choose_sizes
 from cearx.worker.grammar_table import GrammarTable
@@ -36,6 +43,7 @@ from cearx.worker.memory_plan import (
 )
 from cearx.worker.model_config import ModelConfig
 from cearx.worker.model_loader import LoadedModel, load_model
+from cearx.worker.profiler import StepProfiler
 from cearx.worker.request_states import RequestStates
 from cearx.worker.sampler import Sampler
 from cearx.worker.seats import SeatTable
@@ -99,6 +107,7 @@ def _run(
     torch.set_num_threads(spec.config.num_threads or available_cores())
     torch.set_num_interop_threads(1)
     try:
+        profiler = StepProfiler(spec.config.profiler_folder, choose_device(spec.config))
         worker = start(spec, supervisor.progress)
     except StartupError as error:
         supervisor.failed(str(error))
@@ -109,7 +118,10 @@ def _run(
         return EXIT_CANNOT_START
     supervisor.ready(worker.memory_table)
     try:
-        serve(spec, context, worker)
+        if spec.config.profile is not None:
+            profiler.start()
+        serve(spec, context, worker, profiler)
+        profiler.close()
     except Exception as error:
         # Nobody knows what the failed step left in the KV cache, so nothing can go on from it.
         log.exception("step failed")
@@ -191,6 +203,7 @@ def _ready(
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
         embedding_size=model.hidden_size if spec.model.task == "embed" else None,
+        has_profiler=spec.config.profiler_folder is not None,
     )
 
 
@@ -211,7 +224,10 @@ def _build_runner(sizes: StepSizes, loaded: LoadedModel, memory: MemoryPlan) -> 
 
 
 def serve(
-    spec: WorkerLaunch, context: zmq.Context[zmq.Socket[bytes]], worker: StartedWorker
+    spec: WorkerLaunch,
+    context: zmq.Context[zmq.Socket[bytes]],
+    worker: StartedWorker,
+    profiler: StepProfiler,
 ) -> None:
     """Announces the sizes, then executes steps until SIGTERM; raises what a step raises."""
     socket = context.socket(zmq.DEALER)
@@ -235,7 +251,10 @@ def serve(
         message = link.receive()
         if isinstance(message, ExecuteStep):
             received.append(_now_us())
-            runner.launch(message)
+            with profiler.step(message):
+                runner.launch(message)
+        elif isinstance(message, Profile):
+            link.send(profiler.take(message))
         elif message is not None:
             grammars.take(message)
         while (result := runner.collect()) is not None:

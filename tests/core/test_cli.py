@@ -26,7 +26,7 @@ trace trace_segment_size trace_segment_seconds trace_keep trace_fsync
 device load_format dtype quantization max_model_len block_size kv_cache_dtype
 kv_cache_memory kv_cache_memory_fraction gpu_memory_utilization enforce_eager compilation_level
 cuda_graph_sizes
-num_kv_blocks seed num_threads
+num_kv_blocks seed num_threads profiler_dir profile
 """.split()
 
 

@@ -17,12 +17,14 @@ from cearx.core.events import Decision, Event, StepPlan
 from cearx.core.trace_format import CHANGED, COMPACT, Frame, RecordType, TraceIncompatible
 from cearx.core.trace_hashes import ShortArrival, ShortFinish
 from cearx.core.trace_records import (
+    NUM_NOTED_MIN,
     RECORD_TYPES,
     SCHEMA_VERSION,
     GapReason,
     Record,
     RecordDecoder,
     RecordEncoder,
+    StepNote,
     TraceEnd,
     TraceGap,
     TraceHeader,
@@ -108,6 +110,16 @@ def test_a_change_of_nothing_known_is_refused(decodes: tuple[int, ...]) -> None:
     decoder.decode(Frame(0, 0, *encode_record(TraceSnapshot(state=b""))))
     with pytest.raises(TraceIncompatible, match="no plan before it"):
         decoder.decode(frame)
+
+
+def test_a_note_leaves_out_what_was_not_measured() -> None:
+    """Its last zeros cost nothing; one between two times comes back too."""
+    bare = StepNote(execute_us=5_000, schedule_us=50)
+    full = StepNote(execute_us=5_000, schedule_us=0, transfer_us=9, turn_us=9_800)
+    assert len(encode_record(bare)[2]) == 5
+    assert len(encode_record(full)[2]) < 20
+    assert through(bare) == bare and through(full) == full
+    assert sum(field.required for field in msgspec.structs.fields(StepNote)) == NUM_NOTED_MIN
 
 
 def test_every_event_and_decision_has_a_record_type() -> None:

@@ -104,3 +104,11 @@ def test_the_cache_is_reset_by_a_post(server: FrontendServer) -> None:
         assert answer.json() == {"num_blocks_freed": count, "num_blocks_in_use": 7}
         assert server.core.num_resets == count
     assert server.http.get("/reset_prefix_cache").status_code == 405
+
+
+def test_there_is_no_profiler_without_its_folder(server: FrontendServer) -> None:
+    """404, and the flag's name."""
+    for path in ("/start_profile", "/stop_profile"):
+        answer = server.http.post(path)
+        assert answer.status_code == 404
+        assert "--profiler-dir" in answer.json()["error"]["message"]
