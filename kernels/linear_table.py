@@ -92,4 +92,4 @@ TABLE: dict[tuple[int, int, int], GemvConfig | SkinnyConfig | None] = {
 }
 
 FP8_TABLE: dict[tuple[int, int, int], GemvConfig | SkinnyConfig | None] = {}
-"""The same for 8-bit weights: nothing was measured yet."""
+"""The same for 8-bit weights, by `tune_linear.py --fp8`; empty until that is run."""

@@ -3,13 +3,15 @@
 Runs by hand on a GPU. Every candidate runs whole operations, norm and SiLU included, over rotating
 copies of the weights, larger than the L2 cache, in one CUDA graph, and is checked against float32
 first. Products around a norm are chosen in pairs, as two kernels need no norm between them. With
-`--pdl` kernels are launched dependently.
+`--pdl` kernels are launched dependently; with `--fp8` weights are of 8 bits, and the other table of
+the file is written.
 
     PYTHONPATH=.typing python tests/benchmarks/tune_linear.py --output linear_table.py
 """
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import math
 import multiprocessing
@@ -21,7 +23,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
-from linear_shapes import EPS, QWEN3_06B, QWEN3_8B, Operands, Product, graph_us
+from linear_shapes import (
+    EPS,
+    QWEN3_06B,
+    QWEN3_8B,
+    Operands,
+    Product,
+    graph_us,
+    random_weight,
+)
 
 from cearx.kernels import dependent_launch, layer_linear
 from cearx.kernels.gemv import GemvConfig
@@ -29,7 +39,7 @@ from cearx.kernels.layer_linear import Choice
 from cearx.kernels.norm import rms_norm
 from cearx.kernels.skinny_linear import SkinnyConfig
 
-HEAD = "TABLE: dict[tuple[int, int, int], GemvConfig | SkinnyConfig | None] = {"
+TYPE = ": dict[tuple[int, int, int], GemvConfig | SkinnyConfig | None] = {"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 PROGRAMS = (132, 264)
 """Programs that a split product aims at: one and two a multiprocessor."""
@@ -39,6 +49,8 @@ MIN_CALLS = 32
 MIN_GAIN = 0.985
 """A kernel must take less than this share of cuBLAS's time to be chosen."""
 MAX_ERROR = 1e-2
+MAX_ERROR_ROUNDED = 6e-2
+"""Of the library's product of 8-bit weights, which rounds the inputs as well."""
 
 Job = tuple[Product, int, Choice]
 # (outputs, inputs, warps, steps ahead): 256 inputs a warp lie in the registers as they were loaded.
@@ -60,6 +72,16 @@ GEMV = tuple(
         (8, 256, 1, 2),
     )
 )
+FP8_GEMV = (
+    *GEMV,
+    GemvConfig(4, 2048, 8, 2),
+    GemvConfig(8, 2048, 8, 1),
+    GemvConfig(4, 1024, 4, 4),
+    GemvConfig(8, 1024, 4, 2),
+    GemvConfig(4, 512, 2, 4),
+    GemvConfig(8, 512, 2, 2),
+)
+"""With half the bytes a row, more rows are on their way at once."""
 MAX_SUMS = 16
 """Blocks of sums a program may keep; each takes 8 registers of a thread."""
 MAX_UNROLLED = 96
@@ -97,11 +119,11 @@ SKINNY_64 = (
 )
 
 
-def candidates(product: Product, num_tokens: int) -> list[Choice]:
-    """What may run a product; cuBLAS, which is None, comes first."""
+def candidates(product: Product, num_tokens: int, fp8: bool = False) -> list[Choice]:
+    """What may run a product; the library, which is None, comes first."""
     found: list[Choice] = [None]
     halves = 2 if product.kind == "norm_gate_up" else 1
-    for gemv in GEMV if num_tokens <= 8 else ():
+    for gemv in (FP8_GEMV if fp8 else GEMV) if num_tokens <= 8 else ():
         sums = num_tokens * halves * gemv.block_n
         steps = product.num_inputs // gemv.block_k
         if 0 < steps * sums <= MAX_UNROLLED and sums <= MAX_SUMS:
@@ -119,17 +141,15 @@ def candidates(product: Product, num_tokens: int) -> list[Choice]:
 def force(choice: Choice) -> None:
     """Makes every product run by `choice`."""
     layer_linear.choose = lambda *_: choice  # type: ignore[assignment]
+    layer_linear.choose_fp8 = lambda *_: choice  # type: ignore[assignment]
 
 
-def compile_one(job: Job) -> str | None:
+def compile_one(job: Job, fp8: bool = False) -> str | None:
     """Compiles what the job needs into the cache on disk; says what went wrong."""
     product, num_tokens, choice = job
     force(choice)
-    weight = torch.empty(
-        product.num_outputs, product.num_inputs, device="cuda", dtype=torch.bfloat16
-    )
     try:
-        Operands(product, num_tokens).run(weight)
+        Operands(product, num_tokens).run(random_weight(product, fp8=fp8))
         torch.cuda.synchronize()
     except Exception as error:  # too many registers, too much shared memory: not a candidate
         return f"{product.name} {num_tokens} {choice}: {error}"[:200]
@@ -147,13 +167,13 @@ def compiled_as(job: Job) -> Job:
     return product, max(16, num_tokens) if isinstance(choice, SkinnyConfig) else num_tokens, choice
 
 
-def compile_all(jobs: list[Job], num_processes: int, pdl: bool) -> set[Job]:
+def compile_all(jobs: list[Job], num_processes: int, pdl: bool, fp8: bool = False) -> set[Job]:
     """Compiles in parallel; returns the jobs that cannot run here."""
     distinct = {compiled_as(job): job for job in jobs}
     ordered = [job for job in distinct.values() if job[2] is not None]
     context = multiprocessing.get_context("spawn")
     with context.Pool(num_processes, set_launch, (pdl,)) as pool:
-        answers = pool.map(compile_one, ordered, chunksize=1)
+        answers = pool.map(functools.partial(compile_one, fp8=fp8), ordered, chunksize=1)
     for answer in filter(None, answers):
         print(answer, flush=True)
     failed = {compiled_as(job) for job, answer in zip(ordered, answers, strict=True) if answer}
@@ -161,15 +181,12 @@ def compile_all(jobs: list[Job], num_processes: int, pdl: bool) -> set[Job]:
 
 
 def time_product(
-    product: Product, jobs: list[Job], broken: set[Job]
+    product: Product, jobs: list[Job], broken: set[Job], fp8: bool = False
 ) -> dict[int, dict[Choice, float]]:
     """Microseconds of every job of one product, by number of tokens."""
-    copies = max(2, math.ceil(ROTATION_BYTES / product.num_bytes))
-    weights = torch.empty(
-        copies, product.num_outputs, product.num_inputs, device="cuda", dtype=torch.bfloat16
-    )
-    for weight in weights:
-        weight.normal_(std=product.num_inputs**-0.5)
+    num_bytes = product.num_bytes // 2 if fp8 else product.num_bytes
+    copies = max(2, math.ceil(ROTATION_BYTES / num_bytes))
+    weights = [random_weight(product, fp8=fp8) for _ in range(copies)]
     times: dict[int, dict[Choice, float]] = {}
     for job in jobs:
         _, num_tokens, choice = job
@@ -178,7 +195,7 @@ def time_product(
         force(choice)
         operands = Operands(product, num_tokens)
         error = operands.relative_error(weights[-1])
-        if not error < MAX_ERROR:
+        if not error < (MAX_ERROR_ROUNDED if fp8 and choice is None else MAX_ERROR):
             print(f"WRONG {product.name} {num_tokens} {choice}: error {error}", flush=True)
             continue
         rounds = math.ceil(MIN_CALLS / copies)
@@ -228,15 +245,19 @@ def best_pair(
     return fastest if us(fastest) < MIN_GAIN * us((None, None)) else (None, None)
 
 
-def source(table: dict[tuple[int, int, int], Choice]) -> str:
-    """The file that holds the table."""
+def source(table: dict[tuple[int, int, int], Choice], fp8: bool) -> str:
+    """The file that holds the tables, with one of them written anew."""
     old = Path(layer_linear.__file__).with_name("linear_table.py").read_text()
-    lines = [old[: old.index("TABLE:")] + HEAD]
+    begin = old.index("\nFP8_TABLE:" if fp8 else "\nTABLE:") + 1
+    opening = old.index("{", begin)
+    end = old.index("}", opening) + 1
+    name = old[begin : old.index(":", begin)]
+    lines = [name + TYPE]
     lines += [
         f"    {key}: {constructor(choice)},"
         for key, choice in sorted(table.items(), key=lambda item: item[0])
     ]
-    return "\n".join(lines) + "\n}\n"
+    return old[:begin] + "\n".join([*lines, "}"]) + old[end:]
 
 
 def constructor(choice: Choice) -> str:
@@ -250,41 +271,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--pdl", action="store_true")
+    parser.add_argument("--fp8", action="store_true")
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--tokens", type=int, nargs="+", default=BUCKETS)
     arguments = parser.parse_args()
     set_launch(arguments.pdl)
     start = time.monotonic()
-    products = (*QWEN3_8B, *QWEN3_06B)
+    fp8 = arguments.fp8
+    models = [model[:4] if fp8 else model for model in (QWEN3_8B, QWEN3_06B)]
+    products = [product for model in models for product in model]
     jobs: list[Job] = [
         (product, num_tokens, choice)
         for product in products
         for num_tokens in arguments.tokens
-        for choice in candidates(product, num_tokens)
+        for choice in candidates(product, num_tokens, fp8)
     ]
-    broken = compile_all(jobs, arguments.processes, arguments.pdl)
+    broken = compile_all(jobs, arguments.processes, arguments.pdl, fp8)
     print(f"{len(jobs)} candidates compiled after {time.monotonic() - start:.0f} s", flush=True)
     times = {
-        product: time_product(product, [job for job in jobs if job[0] is product], broken)
+        product: time_product(product, [job for job in jobs if job[0] is product], broken, fp8)
         for product in products
     }
     table: dict[tuple[int, int, int], Choice] = {}
     for num_tokens in arguments.tokens:
-        for model in (QWEN3_8B, QWEN3_06B):
-            qkv, out, gate_up, down, head = model
+        for model in models:
+            qkv, out, gate_up, down, *heads = model
             norm_us = time_norm(num_tokens, qkv.num_inputs)
-            chosen = {head: best(times[head][num_tokens])}
+            chosen = {head: best(times[head][num_tokens]) for head in heads}
             for before, behind in ((out, gate_up), (down, qkv)):
                 pair = times[before][num_tokens], times[behind][num_tokens]
                 chosen[before], chosen[behind] = best_pair(*pair, norm_us)
             for product in model:
                 by_choice = times[product][num_tokens]
-                print(f"{product.name} {num_tokens}: cuBLAS {by_choice[None]:.1f} us")
+                print(f"{product.name} {num_tokens}: library {by_choice[None]:.1f} us")
                 for choice, us in sorted(by_choice.items(), key=lambda item: item[1])[:4]:
                     mark = "*" if choice == chosen[product] else " "
                     print(f"  {mark} {us:7.1f} {choice}", flush=True)
                 table[num_tokens, product.num_outputs, product.num_inputs] = chosen[product]
-    arguments.output.write_text(source(table))
+    arguments.output.write_text(source(table, fp8))
     print(f"{time.monotonic() - start:.0f} s")
 
 

@@ -208,9 +208,16 @@ def main() -> int:
         results["kv"] = [check_kv(heads, device) for heads in HEADS]
     if "products" in arguments.parts:
         results["products"] = check_products()
-    for name in ("tiny", "medium") if "small" in arguments.parts else ():
-        results[name] = check_small(name, device, fp8=True)
-        print(name, results[name], f"{time.monotonic() - begin:.0f} s", flush=True)
+    for name, kv_dtype in (("tiny", None), ("medium", FP8)) if "small" in arguments.parts else ():
+        results[name] = check_small(name, device, fp8=True, kv_dtype=kv_dtype)
+        print(
+            name,
+            "keys and values:",
+            kv_dtype,
+            results[name],
+            f"{time.monotonic() - begin:.0f} s",
+            flush=True,
+        )
     if "8b" in arguments.parts:
         results["8b"] = check_model("qwen3_8b", device, quantization="fp8", kv_cache_dtype="fp8")
     if "8b-weights" in arguments.parts:

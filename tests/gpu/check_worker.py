@@ -167,11 +167,14 @@ def decode_step(count: int) -> ExecuteStep:
 
 
 def small_runner(
-    decoder: DeviceDecoder, config: SchedulerConfig, steps: Literal["eager", "launched", "graph"]
+    decoder: DeviceDecoder,
+    config: SchedulerConfig,
+    steps: Literal["eager", "launched", "graph"],
+    kv_dtype: torch.dtype | None,
 ) -> CudaRunner:
     """Steps of their own size, or those that graphs hold, kernel by kernel or captured."""
     sizes = StepSizes(config.block_size, config.max_num_seqs, config.max_num_batched_tokens)
-    model = build_model(decoder, sizes, config.max_model_len)
+    model = build_model(decoder, sizes, config.max_model_len, kv_dtype)
     model.allocate_kv(config.num_blocks)
     runner = build_runner(model, sizes, config.max_model_len)
     if steps == "eager":
@@ -189,10 +192,13 @@ def small_runner(
     return runner
 
 
-def check_small(name: str, device: torch.device, *, fp8: bool = False) -> dict[str, Any]:
+def check_small(
+    name: str, device: torch.device, *, fp8: bool = False, kv_dtype: torch.dtype | None = None
+) -> dict[str, Any]:
     """Tokens of all ways to run one model, and its logits against the CPU's in float32.
 
-    With `fp8` the device's weights are rounded, and the CPU's are not.
+    With `fp8` the device's weights are rounded, with `kv_dtype` its keys and values are of that
+    type; the CPU's are exact.
     """
     config = small_config(name)
     decoder = DeviceDecoder(config, 1024, torch.bfloat16, device, fp8=fp8)
@@ -228,7 +234,7 @@ def check_small(name: str, device: torch.device, *, fp8: bool = False) -> dict[s
             admission="greedy",
             **options,  # type: ignore[arg-type]
         )
-        runner = small_runner(decoder, plan, steps)
+        runner = small_runner(decoder, plan, steps, kv_dtype)
         tokens[run] = {}
         for kind, params in (("greedy", greedy), ("mixed", mixed)):
             tokens[run][kind], preempted = generate(runner, plan, prompts, params, 40)
@@ -243,7 +249,7 @@ def check_small(name: str, device: torch.device, *, fp8: bool = False) -> dict[s
             equal = [common_prefix(a, b) for a, b in both]
             found[f"{run} = {other}, {kind}"] = f"{sum(n == 40 for n in equal)}/{len(equal)}"
             found[f"{run} = {other} first difference, {kind}"] = min(equal)
-    found["logits"] = compare_logits(decoder, cpu_model, config, prompts[:4])
+    found["logits"] = compare_logits(decoder, cpu_model, config, prompts[:4], kv_dtype)
     return found
 
 
@@ -253,11 +259,15 @@ def common_prefix(a: list[int], b: list[int]) -> int:
 
 @torch.inference_mode()
 def compare_logits(
-    decoder: DeviceDecoder, cpu_model: Any, config: ModelConfig, prompts: Sequence[list[int]]
+    decoder: DeviceDecoder,
+    cpu_model: Any,
+    config: ModelConfig,
+    prompts: Sequence[list[int]],
+    kv_dtype: torch.dtype | None,
 ) -> dict[str, float]:
     """Of each prompt's last token: the device's in bfloat16 and the CPU's in float32."""
     sizes = StepSizes(64, 4, 2048)
-    model = build_model(decoder, sizes, 512)
+    model = build_model(decoder, sizes, 512, kv_dtype)
     model.allocate_kv(64)
     runner = build_runner(model, sizes, 512)
     errors, agree = [], 0

@@ -1,5 +1,7 @@
 """Products with 8-bit weights: each kernel against float32 and the same rounded weights."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,10 +17,12 @@ from cearx.kernels.layer_linear import (
     norm_gate_up_reference,
     norm_linear,
     norm_linear_reference,
+    takes_rows,
 )
 from cearx.kernels.linear_table import FP8_TABLE
 from cearx.kernels.norm import rms_norm_reference
 from cearx.kernels.scaled_product import RoundedRows, can_run, round_rows
+from cearx.kernels.scaled_rows import MAX_SQUARES, NextNorm
 from cearx.kernels.skinny_linear import MAX_TOKENS, SkinnyConfig
 
 EPS = 1e-5
@@ -131,6 +135,49 @@ def test_linear_add(
     wanted = linear_add_reference(x, weight, bias, residual)
     linear_add(x, weight, bias, residual)
     check(residual, wanted)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("tokens", "before"), [(1, GEMV), (5, SKINNY), (20, SPLIT)], ids=str)
+def test_a_norm_between_two_products(
+    tokens: int,
+    before: Choice,
+    gated: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A product leaves rows for the next as with 16-bit weights; the next one's split is dropped
+    where SiLU follows."""
+    torch.manual_seed(7)
+    inputs, width, outputs = 40, 33, 46
+    monkeypatch.setattr(
+        layer_linear, "choose_fp8", lambda _, n, *__: before if n == width else SPLIT
+    )
+    weight, following = rounded(width, inputs, device), rounded(outputs, width, device)
+    if gated:
+        following = gate_and_up(outputs // 2, width, device)
+    weight = replace(weight, dtype=dtype)
+    following = replace(following, dtype=dtype)
+    x = random(tokens, inputs, dtype=dtype, device=device)
+    norm = random(width, dtype=dtype, device=device, scale=2)
+    residual = random(tokens, width, dtype=dtype, device=device, scale=30)
+    squares = torch.full((MAX_SQUARES,), torch.nan, device=device)
+    next_norm = NextNorm(norm, EPS, torch.full_like(residual, torch.nan), squares)
+    assert takes_rows(tokens, following, gated=gated)
+    assert not takes_rows(MAX_TOKENS + 1, following, gated=gated)
+    rows = linear_add(x, weight, None, residual, next_norm)
+    assert rows is not None
+    poisoned = torch.full_like(residual, torch.nan)
+    if gated:
+        out = torch.full((tokens, outputs // 2), torch.nan, dtype=dtype, device=device)
+        wide = torch.full((tokens, outputs), torch.nan, dtype=dtype, device=device)
+        norm_gate_up(poisoned, norm, EPS, following, out, poisoned, wide, rows)
+        check(out, norm_gate_up_reference(residual, norm, EPS, following))
+    else:
+        out = torch.full((tokens, outputs), torch.nan, dtype=dtype, device=device)
+        norm_linear(poisoned, norm, EPS, following, None, out, poisoned, rows)
+        check(out, norm_linear_reference(residual, norm, EPS, following, None))
 
 
 @pytest.mark.parametrize("tokens", [1, 70])
