@@ -7,9 +7,10 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from fake_core import Reply
-from frontend_server import EOS_ID, MODEL, FrontendServer, frontend_server
+from frontend_server import ENGINE, EOS_ID, MODEL, FrontendServer, frontend_server
 
 from cearx.core.events import FinishReason
 
@@ -31,7 +32,8 @@ VARYING = re.compile(rb'"(id|created|created_at|call_id)":("[^"]*"|\d+)')
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FrontendServer]:
-    with frontend_server() as started:
+    roomy = msgspec.structs.replace(ENGINE, max_model_len=2048, num_blocks=256)
+    with frontend_server(roomy) as started:
         yield started
 
 
