@@ -6,6 +6,7 @@ Owns its creation and removal, and the address that people are told. Called by `
 import contextlib
 import ipaddress
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -18,6 +19,7 @@ BACKLOG = 4096
 
 MAX_UNIX_PATH_BYTES = 107
 PROBE_S = 1.0
+MAX_OPEN_FILES = 65_536
 
 
 class CannotListen(Exception):
@@ -35,6 +37,17 @@ def listen(config: ServerConfig) -> socket.socket:
         raise CannotListen(f"cannot listen on {where}: {reason}") from error
     listener.set_inheritable(True)
     return listener
+
+
+def allow_many_connections() -> None:
+    """Raises this process's limit of open files, which its children inherit, as far as it may.
+
+    The usual 1,024 are less than the slow clients whom a server of long streams has to bear.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def close(listener: socket.socket, config: ServerConfig) -> None:

@@ -36,6 +36,7 @@ from cearx.core.config import (
 )
 from cearx.core.listener import (
     CannotListen,
+    allow_many_connections,
     close,
     listen,
     public_host,
@@ -95,6 +96,7 @@ def serve(model: str | None, flags: ServeFlags) -> int:
         with StartupDisplay(console) as display:
             digests = api_key_digests(flags.server, os.environ)
             objection = check_certificate(flags.frontend)
+            allow_many_connections()
             listener = listen(flags.server)
             try:
                 files = _find_model(model, flags.server, display)

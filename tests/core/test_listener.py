@@ -1,5 +1,6 @@
 """The unix socket: in place of what, for whom, and what becomes of its file."""
 
+import resource
 import socket
 import stat
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cearx.core.config import ServerConfig
-from cearx.core.listener import MAX_UNIX_PATH_BYTES, CannotListen, close, listen
+from cearx.core.listener import MAX_OPEN_FILES, MAX_UNIX_PATH_BYTES, CannotListen, close, listen
 
 
 def test_a_left_over_socket_is_replaced(tmp_path: Path) -> None:
@@ -87,3 +88,20 @@ def test_a_start_that_fails_leaves_no_socket(tmp_path: Path) -> None:
         [*command, "--uds", str(path)], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.returncode, path.exists()) == (2, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"), [(64, 512, 512), (512, 512, 512), (64, 100_000, MAX_OPEN_FILES)]
+)
+def test_the_limit_of_open_files_is_raised(soft: int, hard: int, expected: int) -> None:
+    """To what the system allows this user, within reason."""
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < hard:
+        pytest.skip("this machine allows fewer")
+    code = (
+        "import resource; from cearx.core.listener import allow_many_connections;"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}));"
+        "allow_many_connections(); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [f"{expected}", f"{hard}"]
