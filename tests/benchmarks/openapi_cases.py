@@ -56,6 +56,7 @@ def run_cases(arguments: argparse.Namespace, server: Server, folder: Path) -> in
     command += ["--max-examples", str(arguments.examples), "--max-time", str(arguments.seconds)]
     command += ["--seed", str(arguments.seed), "--workers", "2", "--request-timeout", "60"]
     command += ["--suppress-health-check", "all", "--no-shrink"]
+    command += ["--exclude-path-regex", "_profile$"]  # off unless a flag turns them on
     return subprocess.run(command, check=False, cwd=folder).returncode
 
 
