@@ -1,4 +1,4 @@
-"""A tool call and a structured answer with instructor: python instructor_client.py URL MODEL."""
+"""A tool call and a structured answer with instructor; arguments: URL MODEL."""
 
 import sys
 

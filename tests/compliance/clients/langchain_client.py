@@ -1,4 +1,4 @@
-"""A tool call and a structured answer with langchain-openai: python langchain_client.py URL MODEL."""
+"""A tool call and a structured answer with langchain-openai; arguments: URL MODEL."""
 
 import sys
 from typing import Annotated

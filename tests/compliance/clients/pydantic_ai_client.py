@@ -1,4 +1,4 @@
-"""A tool call and a structured answer with pydantic-ai: python pydantic_ai_client.py URL MODEL."""
+"""A tool call and a structured answer with pydantic-ai; arguments: URL MODEL."""
 
 import sys
 
