@@ -1,11 +1,17 @@
 """The default model against transformers: the same logits and the same 64 greedy tokens."""
 
+from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 
 import pytest
 import torch
 from paged_steps import PagedSequence, PagedSteps
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from cearx.core.config import WorkerConfig
 from cearx.core.gguf_file import GGUFFile
@@ -62,20 +68,90 @@ def prompt(length: int) -> list[int]:
     return [(7919 * i + 31 * length) % 49_000 + 20 for i in range(length)]
 
 
-@torch.no_grad()
-def test_logits(loaded: LoadedModel, reference: LlamaForCausalLM) -> None:
-    """A chat's logits are about as near to float64 as the reference's own: 1e-4 beside 37."""
-    theirs = reference(torch.tensor([CHAT])).logits[0]
-    exact = deepcopy(reference).double()(torch.tensor([CHAT])).logits[0]
-    their_error = float((theirs - exact).square().mean().sqrt())
-    for counts in ([len(CHAT)], [16, 16, 16, 16, 8], [1] * len(CHAT)):
-        steps = PagedSteps(loaded.model, KVCache(loaded.config, 8, 16, loaded.dtype))
-        sequence = PagedSequence(CHAT)
-        ours = torch.cat([steps.step([(sequence, count)])[0] for count in counts])
-        assert float((ours - exact).square().mean().sqrt()) < 2 * their_error
-        torch.testing.assert_close(ours, exact.float(), atol=1.5e-4, rtol=0)
-        # Each rounds in its own way: against each other the two errors add up.
-        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=0)
+@dataclass(frozen=True, eq=False)
+class ChatLogits:
+    theirs_TV: Tensor
+    exact_TV: Tensor
+
+
+@pytest.fixture(scope="module")
+def chat_logits(reference: LlamaForCausalLM) -> ChatLogits:
+    """The chat's logits as transformers gives them in float32, and in float64 throughout."""
+    exact = deepcopy(reference).double()
+    for module in exact.modules():
+        if isinstance(module, LlamaRMSNorm):  # their own rounds to float32 whatever the type
+            module.forward = MethodType(_norm_in_float64, module)  # type: ignore[method-assign]
+    ids_BT = torch.tensor([CHAT])
+    with torch.no_grad():
+        return ChatLogits(reference(ids_BT).logits[0], exact(ids_BT).logits[0])
+
+
+def _norm_in_float64(norm: LlamaRMSNorm, x: Tensor) -> Tensor:
+    mean_square = x.square().mean(-1, keepdim=True)
+    return norm.weight * (x / (mean_square + norm.variance_epsilon).sqrt())
+
+
+def in_chunks(loaded: LoadedModel, size: int) -> list[Tensor]:
+    steps = PagedSteps(loaded.model, KVCache(loaded.config, 8, 16, loaded.dtype))
+    sequence = PagedSequence(CHAT)
+    parts: list[Tensor] = []
+    while sequence.num_left:
+        parts += steps.step([(sequence, min(size, sequence.num_left))])
+    return [torch.cat(parts)]
+
+
+def after_a_prefix_hit(loaded: LoadedModel) -> list[Tensor]:
+    """The second request computes only what follows the first one's two whole blocks."""
+    steps = PagedSteps(loaded.model, KVCache(loaded.config, 16, 16, loaded.dtype))
+    first = PagedSequence(CHAT[:40])
+    before = steps.step([(first, 40)])[0][:32]
+    second = PagedSequence(CHAT, 32, first.blocks[:2])
+    return [torch.cat((before, *steps.step([(second, len(CHAT) - 32)])))]
+
+
+def in_a_batch(loaded: LoadedModel) -> list[Tensor]:
+    """16 requests, the chat's first 12 to 72 tokens, of at most 16 tokens a step each."""
+    steps = PagedSteps(loaded.model, KVCache(loaded.config, 80, 16, loaded.dtype))
+    sequences = [PagedSequence(CHAT[: len(CHAT) - 4 * index]) for index in range(16)]
+    parts: list[list[Tensor]] = [[] for _ in sequences]
+    while running := [index for index in range(16) if sequences[index].num_left]:
+        counts = [(index, min(1 + index, sequences[index].num_left)) for index in running]
+        counts.sort(key=lambda count: count[1] != 1)
+        rows = [(sequences[index], count) for index, count in counts]
+        for (index, _), logits in zip(counts, steps.step(rows), strict=True):
+            parts[index].append(logits)
+    return [torch.cat(of_one) for of_one in parts]
+
+
+WAYS: dict[str, Callable[[LoadedModel], list[Tensor]]] = {
+    "one chunk": partial(in_chunks, size=len(CHAT)),
+    "token by token": partial(in_chunks, size=1),
+    "chunks of 16": partial(in_chunks, size=16),
+    "prefix hit": after_a_prefix_hit,
+    "batch of 16": in_a_batch,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_logits(loaded: LoadedModel, chat_logits: ChatLogits, way: str) -> None:
+    """Each logit, up to 37, is nearer to float64 than 1e-4; the reference's own error adds to it."""
+    for ours in WAYS[way](loaded):
+        rows = slice(0, len(ours))
+        torch.testing.assert_close(ours, chat_logits.theirs_TV[rows], atol=1.3e-4, rtol=0)
+        torch.testing.assert_close(ours.double(), chat_logits.exact_TV[rows], atol=8e-5, rtol=0)
+
+
+def test_a_small_mistake_shows(loaded: LoadedModel, chat_logits: ChatLogits) -> None:
+    """One norm of 61 that is wrong by one part in 10,000 moves a logit by more than is allowed."""
+    assert loaded.model.compiled is not None
+    norm_E = loaded.model.compiled._weights.norms_LXE[15, 1]
+    before = norm_E.copy()
+    norm_E *= 1.0001
+    try:
+        ours = in_chunks(loaded, 16)[0]
+    finally:
+        norm_E[:] = before
+    assert float((ours - chat_logits.theirs_TV).abs().max()) > 1.5e-4
 
 
 def test_greedy_tokens_in_a_batch(loaded: LoadedModel, reference: LlamaForCausalLM) -> None:
