@@ -134,10 +134,10 @@ WAYS: dict[str, Callable[[LoadedModel], list[Tensor]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_logits(loaded: LoadedModel, chat_logits: ChatLogits, way: str) -> None:
-    """Every logit, up to 37, is within 8e-5 of float64; the reference adds its own error."""
+    """Every logit, up to 37, is within 1e-4 of the reference and within 8e-5 of float64."""
     for ours in WAYS[way](loaded):
         rows = slice(0, len(ours))
-        torch.testing.assert_close(ours, chat_logits.theirs_TV[rows], atol=1.3e-4, rtol=0)
+        torch.testing.assert_close(ours, chat_logits.theirs_TV[rows], atol=1e-4, rtol=0)
         torch.testing.assert_close(ours.double(), chat_logits.exact_TV[rows], atol=8e-5, rtol=0)
 
 
