@@ -35,12 +35,15 @@ class ReadAhead(EventWrapper):
             while not answered.done() and len(early) < MAX_BYTES:
                 reading = asyncio.ensure_future(self._read())
                 await asyncio.wait((reading, answered), return_when=asyncio.FIRST_COMPLETED)
-                if not reading.cancel():
+                reading.cancel()
+                await asyncio.wait((reading,))  # a reader has room for one that waits
+                if not reading.cancelled():
                     early += await self._received(reading)
             await answered
         finally:
             answered.cancel()
-        self._protocol.connection.receive_data(bytes(early))
+        if early:  # nothing would tell h11 that the client has closed its end
+            self._protocol.connection.receive_data(bytes(early))
 
     async def _read(self) -> bytes:
         try:

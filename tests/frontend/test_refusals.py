@@ -92,3 +92,13 @@ def test_what_the_model_is_not_for(task: Task) -> None:
             names = {"message", "type"} if is_anthropic else {"message", "type", "param", "code"}
             assert error.keys() == names
         assert not other.core.submits
+
+
+def test_requests_behind_one_another_on_a_connection(server: FrontendServer) -> None:
+    """Two sent at once are answered in turn, and the connection takes a third."""
+    request = f"GET /live HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        stream = connection.makefile("rb", buffering=0)
+        for count in (2, 1, 3, 1):
+            connection.sendall(request * count)
+            assert [read_answer(stream)[0] for _ in range(count)] == [200] * count
