@@ -51,5 +51,5 @@ def test_a_storm_of_disconnects(tmp_path: Path) -> None:
         assert "Traceback" not in "".join(server.stderr)
         assert replay(server.trace_log).returncode == 0
         scheduler = final_scheduler(server.trace_log)
-        assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+        assert (len(scheduler.books.running), len(scheduler.books.waiting)) == (0, 0)
         assert scheduler.books.pool.num_free == scheduler.config.num_blocks
