@@ -58,10 +58,11 @@ class BlockPool:
 
     def share(self, block_ids: Iterable[BlockId]) -> None:
         """One more holder for blocks that the index found."""
+        counts, cached = self._ref_counts, self._cached
         for block in block_ids:
-            if self._ref_counts[block] == 0:
-                del self._cached[block]
-            self._ref_counts[block] += 1
+            if counts[block] == 0:
+                del cached[block]
+            counts[block] += 1
 
     def take(self, num_blocks: int) -> list[BlockId]:
         """Blocks for new content: blank ones first, then the oldest cached ones.
@@ -69,15 +70,12 @@ class BlockPool:
         The caller has checked `num_free`; asking for more is a broken invariant.
         """
         assert num_blocks <= self.num_free, f"take {num_blocks} of {self.num_free} free blocks"
-        taken: list[BlockId] = []
-        for _ in range(num_blocks):
-            if self._blank:
-                block = self._blank.pop()
-            else:
-                block, _none = self._cached.popitem(last=False)
-                self.index.drop(block)
+        num_blank = min(num_blocks, len(self._blank))
+        evicted = [self._cached.popitem(last=False)[0] for _ in range(num_blocks - num_blank)]
+        self.index.drop(evicted)
+        taken = [self._blank.pop() for _ in range(num_blank)] + evicted
+        for block in taken:
             self._ref_counts[block] = 1
-            taken.append(block)
         return taken
 
     def publish(self, block: BlockId, block_hash: BlockHash) -> None:
@@ -87,11 +85,12 @@ class BlockPool:
 
     def release(self, block_ids: Sequence[BlockId]) -> None:
         """One holder less, from the chain's tail, so that a prefix outlives what follows it."""
+        counts, hashes = self._ref_counts, self.index.hashes
         for block in reversed(block_ids):
-            assert self._ref_counts[block] > 0, f"double free of block {block}"
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block] == 0:
-                if self.index.content(block) is None:
+            assert counts[block] > 0, f"double free of block {block}"
+            counts[block] -= 1
+            if counts[block] == 0:
+                if hashes[block] is None:
                     self._blank.append(block)
                 else:
                     self._cached[block] = None

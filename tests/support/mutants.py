@@ -152,8 +152,8 @@ MUTATIONS = [
     Mutation(
         "forgets_a_holder_on_a_hit",
         "block_pool",
-        "                del self._cached[block]\n            self._ref_counts[block] += 1",
-        "                del self._cached[block]\n                self._ref_counts[block] += 1",
+        "                del cached[block]\n            counts[block] += 1",
+        "                del cached[block]\n                counts[block] += 1",
     ),
     Mutation(
         "hit_counts_the_last_token",
@@ -207,7 +207,7 @@ MUTATIONS = [
     Mutation(
         "keeps_the_hash_of_an_evicted_block",
         "prefix_index",
-        "        del self._by_hash[evicted]\n",
+        "            del self._by_hash[evicted]\n",
         "",
     ),
     Mutation(

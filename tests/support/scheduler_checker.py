@@ -414,9 +414,9 @@ def check_internals(scheduler: Scheduler, model: DecisionChecker) -> None:
     assert places == list(range(scheduler.config.num_blocks)), f"lost or doubled blocks: {places}"
     assert set(held) == model.held(), f"held: {set(held)}, should be {model.held()}"
     for block in pool._blank:
-        assert pool.index.content(block) is None, f"blank block {block} has a hash"
+        assert pool.index.hashes[block] is None, f"blank block {block} has a hash"
     for block in pool._cached:
-        assert pool.index.content(block) is not None, f"cached block {block} has no hash"
+        assert pool.index.hashes[block] is not None, f"cached block {block} has no hash"
     index = {h: block for block, h in enumerate(pool.index.snapshot()) if h is not None}
     assert index == pool.index._by_hash, "the prefix index and the blocks' hashes do not agree"
     assert all(not request.block_ids for request in waiting), "a waiting request holds blocks"
