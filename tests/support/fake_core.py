@@ -169,7 +169,12 @@ class FakeCore:
                 time.sleep(self.step_s)
 
     def _send(self, message: CoreToFrontend) -> None:
-        self._socket.send_multipart((self._peer, self._channel.encode(message)))
+        # A frontend that ended while it was answered is no fault, as for the real core.
+        try:
+            self._socket.send_multipart((self._peer, self._channel.encode(message)))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
 
     def _take(self, peer: bytes, message: FrontendToCore) -> None:
         self._peer = peer
