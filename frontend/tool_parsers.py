@@ -137,11 +137,8 @@ class Llama3Parser(_SteppedParser):
         self._begin_call_or_content(bare)
 
     def _between(self, into: ParsedText) -> None:
-        bare = self._held.lstrip(SPACE + ";")
-        if bare:
-            self._begin_call_or_content(bare)
-        else:
-            self._held = ""
+        """What parts two calls is kept: behind the last one it begins the content."""
+        self._begin_call_or_content(self._held.lstrip(SPACE + ";"))
 
     def _begin_call_or_content(self, bare: str) -> None:
         if bare.startswith("{"):

@@ -67,6 +67,7 @@ def parse(
 @settings(max_examples=500)
 @given(text=TEXTS, cuts=CUTS, maker=st.sampled_from([*MAKERS]), mode=st.integers(0, 2))
 @example(text=f"<tool_call>{CALL}<", cuts=[], maker="hermes", mode=0)
+@example(text=f"{CALL} <think>", cuts=[], maker="llama3_json", mode=0)
 def test_any_cut_gives_the_same(text: str, cuts: list[int], maker: str, mode: int) -> None:
     """Whole, cut anywhere, and character by character."""
     ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
